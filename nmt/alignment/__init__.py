@@ -1,0 +1,1 @@
+"""Attention weights as word alignments: merging pieces into words, drawing the map."""

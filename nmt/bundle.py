@@ -1,0 +1,189 @@
+"""The bundle: a folder with all that translating needs, and how a MODEL argument finds one.
+
+`config.json` (languages, special ids, shapes, decode defaults, the recipe), `model.safetensors`, `tokenizer.model` or
+`tokenizer.src.model` + `tokenizer.tgt.model`, `manifest.json`. A checkpoint of a run is a bundle with training state
+beside it. Opening a bundle runs no code from it.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from pydantic import Field, ValidationError
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save as serialize_tensors
+from torch import Tensor
+
+from nmt.config import DecodingConfig, ModelConfig, Section
+from nmt.errors import BundleError, ConfigError
+from nmt.model.transformer import Transformer
+from nmt.storage.atomic import write_file
+from nmt.storage.manifest import damage
+from nmt.text.tokenizer import Tokenizer
+
+FORMAT_VERSION = 1
+_MAX_CONFIG_BYTES = 1 << 20
+
+
+class BundleConfig(Section):
+    """`config.json`."""
+
+    format_version: int = FORMAT_VERSION
+    src_lang: str
+    tgt_lang: str
+    src_vocab_size: int = Field(ge=1, le=10_000_000)
+    tgt_vocab_size: int = Field(ge=1, le=10_000_000)
+    max_length: int = Field(ge=1, le=1_000_000)  # pieces a side in training
+    model: ModelConfig
+    decoding: DecodingConfig
+    recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved training config, for the reader
+
+
+@dataclass
+class Bundle:
+    """A model ready to translate: its config, weights and tokenizer."""
+
+    config: BundleConfig
+    model: Transformer
+    tokenizer: Tokenizer
+
+    @classmethod
+    def load(cls, path: str | Path, device: str | torch.device = "cpu") -> "Bundle":
+        """Load a MODEL: a bundle, or a run folder (see `find_bundle`).
+
+        The config is checked before anything is allocated, tensor names and shapes before they are read.
+        Raises: BundleError.
+        """
+        folder = find_bundle(Path(path))
+        problem = damage(folder)
+        if problem:
+            raise BundleError(f"The model {folder} is damaged: {problem}.")
+        config = _read_config(folder)
+        tokenizer = _checked_tokenizer(folder, config)
+        with torch.device("meta"):
+            shapes = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
+        _check_tensors(folder / "model.safetensors", shapes)
+        model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
+        load_weights(model, _read_tensors(folder / "model.safetensors"))
+        return cls(config, model.to(device).eval(), tokenizer)
+
+    def write_into(self, folder: Path) -> None:
+        """Write the bundle's files (but the manifest) into an existing folder."""
+        config = self.config.model_dump(exclude_none=True)
+        write_file(folder / "config.json", json.dumps(config, indent=1, ensure_ascii=False).encode())
+        write_file(folder / "model.safetensors", serialize_tensors(weights_of(self.model)))
+        if self.tokenizer.joint:
+            write_file(folder / "tokenizer.model", self.tokenizer.src_model)
+        else:
+            write_file(folder / "tokenizer.src.model", self.tokenizer.src_model)
+            write_file(folder / "tokenizer.tgt.model", self.tokenizer.tgt_model)
+
+
+def weights_of(model: Transformer) -> dict[str, Tensor]:
+    """The model's parameters on the CPU, tied ones once."""
+    return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+
+
+def load_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+    """Copy the tensors of `weights_of` into a model of the same shape; tied ones follow."""
+    model.load_state_dict(weights, strict=False)
+
+
+def find_bundle(path: Path) -> Path:
+    """The bundle folder that MODEL means.
+
+    A bundle is itself; of a run folder it is `bundle/` if the run has ended, else the best checkpoint so far.
+    Raises: BundleError.
+    """
+    if (path / "config.json").is_file():
+        return path
+    if (path / "bundle" / "config.json").is_file():
+        return path / "bundle"
+    checkpoints = [c for c in list_checkpoints(path) if damage(c, hashes=False) is None]
+    if checkpoints:
+        best = json.loads((checkpoints[-1] / "state.json").read_bytes())["best_update"]
+        return next((c for c in checkpoints if c.name == checkpoint_name(best)), checkpoints[-1])
+    what = "does not exist" if not path.exists() else "has no config.json, and no checkpoint yet"
+    raise BundleError(
+        f"{path} is no model: it {what}. Give a bundle folder (config.json, model.safetensors, tokenizer.model) or the "
+        f"run folder of nmt train."
+    )
+
+
+def read_tokenizer(folder: Path) -> Tokenizer:
+    """The tokenizer of a bundle folder. Raises: BundleError."""
+    joint, src, tgt = (folder / f"tokenizer.{part}model" for part in ("", "src.", "tgt."))
+    try:
+        return Tokenizer.from_files(joint) if joint.is_file() else Tokenizer.from_files(src, tgt)
+    except ConfigError as error:
+        raise BundleError(f"The model {folder} has no tokenizer. {error}") from error
+
+
+def checkpoint_name(update: int) -> str:
+    """The folder name of a checkpoint."""
+    return f"ckpt-{update:06d}"
+
+
+def list_checkpoints(run: Path) -> list[Path]:
+    """The committed checkpoints of a run folder, oldest first."""
+    found = [p for p in (run / "checkpoints").glob("ckpt-*") if p.name.removeprefix("ckpt-").isdigit()]
+    return sorted(found, key=lambda p: int(p.name.removeprefix("ckpt-")))
+
+
+def _read_config(folder: Path) -> BundleConfig:
+    path = folder / "config.json"
+    if path.stat().st_size > _MAX_CONFIG_BYTES:
+        raise BundleError(f"{path} is larger than {_MAX_CONFIG_BYTES:,} bytes: it is no config of nmt.")
+    try:
+        tables = json.loads(path.read_bytes())
+        version = tables.get("format_version") if isinstance(tables, dict) else None
+        if version != FORMAT_VERSION:
+            raise BundleError(
+                f"{path} has format_version {version!r}; this nmt reads {FORMAT_VERSION}. Use the nmt that wrote it."
+            )
+        return BundleConfig.model_validate(tables)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        raise BundleError(f"{path} is not a valid model config: {key}: {first['msg']}.") from None
+    except (ValueError, RecursionError) as error:
+        raise BundleError(f"{path} is not valid JSON.") from error
+
+
+def _checked_tokenizer(folder: Path, config: BundleConfig) -> Tokenizer:
+    tokenizer = read_tokenizer(folder)
+    sizes = (tokenizer.src_vocab_size, tokenizer.tgt_vocab_size)
+    if sizes != (config.src_vocab_size, config.tgt_vocab_size):
+        raise BundleError(
+            f"The tokenizer of {folder} has {sizes[0]:,} source and {sizes[1]:,} target pieces, its config.json says "
+            f"{config.src_vocab_size:,} and {config.tgt_vocab_size:,}: they are not of one model."
+        )
+    return tokenizer
+
+
+def _check_tensors(path: Path, model: Transformer) -> None:
+    """Compare names and shapes with those that the config asks for, reading the header alone."""
+    wanted = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
+    try:
+        with safe_open(path, framework="pt") as file:
+            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 # no mapping
+    except (SafetensorError, OSError) as error:
+        raise BundleError(f"{path} is no safetensors file: {error}.") from error
+    for name in sorted(wanted.keys() | found.keys()):
+        if wanted.get(name) != found.get(name):
+            raise BundleError(
+                f"{path}: tensor {name} has shape {found.get(name, 'none')}, config.json asks for "
+                f"{wanted.get(name, 'none')}."
+            )
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 # no mapping
+    for name, tensor in tensors.items():
+        if not torch.isfinite(tensor).all():
+            raise BundleError(f"{path}: tensor {name} holds NaN or infinity.")
+    return tensors

@@ -1,0 +1,50 @@
+"""The command line: parse, call, report. One file a command; torch is imported by the commands that use it."""
+
+import os
+import sys
+import traceback
+
+import click
+
+from nmt.cli.app import app
+from nmt.errors import Interrupted, NmtError
+
+
+def main() -> None:
+    """Run the command line and exit with the documented code.
+
+    0 done, 1 unexpected, 2 usage or config, 3 data, 4 I/O, 5 model, 6 diverged, 130 and 143 signals.
+    """
+    debug = "--debug" in sys.argv
+    sys.exit(_run([argument for argument in sys.argv[1:] if argument != "--debug"], debug))
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    try:
+        code = app(arguments, prog_name="nmt", standalone_mode=False)
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except BrokenPipeError:
+        # The reader has seen enough. Python flushes stdout once more at exit: give it somewhere to go.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        return 130
+    except (NmtError, Interrupted) as error:
+        return _report(str(error), error.exit_code, debug)
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        return _report(f"Reading or writing failed: {error.strerror or error}{where}.", 4, debug)
+    except Exception as error:
+        name = type(error).__name__
+        return _report(f"Unexpected {name}: {error}\nThis is a fault of nmt; --debug shows where it is.", 1, debug)
+
+
+def _report(message: str, code: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"nmt: {message}", file=sys.stderr)
+    return code

@@ -1,0 +1,115 @@
+"""`nmt tokenizer train|encode|decode`."""
+
+import itertools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nmt.cli.options import Quiet
+from nmt.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from nmt.text.tokenizer import Tokenizer
+
+app = typer.Typer(help="SentencePiece tokenizers.", no_args_is_help=True, rich_markup_mode=None)
+ModelFile = Annotated[Path, typer.Option("-m", "--model", help="SentencePiece file, bundle or run folder.")]
+Side = Annotated[str, typer.Option(help="src or tgt: whose tokenizer, where a model has two.")]
+
+
+@app.command()
+def train(
+    files: Annotated[list[Path], typer.Argument(help="Text files, all sides of a joint tokenizer.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="File to write, as tokenizer.model.")],
+    vocab_size: Annotated[int, typer.Option(help="Pieces; lowered if the text does not hold so many.")] = 8000,
+    type: Annotated[str, typer.Option(help="bpe or unigram.")] = "bpe",
+    lines: Annotated[int, typer.Option(help="Lines sampled at most.")] = 1_000_000,
+    seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1,
+    quiet: Quiet = False,
+) -> None:
+    """Train a SentencePiece tokenizer on raw text."""
+    from nmt.config import parse_config
+    from nmt.data.clean import Reservoir
+    from nmt.storage.atomic import replace_file
+    from nmt.text.tokenizer import Tokenizer, train_sentencepiece
+
+    options = parse_config(
+        {
+            "data": {"train": "-"},
+            "training": {"max_updates": 1},
+            "tokenizer": {"type": type, "vocab_size": vocab_size, "train_lines": lines},
+        },
+        where="the command line",
+    ).tokenizer
+    reservoir = Reservoir[str](lines, seed)
+    for line in itertools.chain.from_iterable(_lines_of(path) for path in files):
+        reservoir.offer(line)
+    sample = reservoir.items
+    if not sample:
+        raise DataError(f"There is no text in {', '.join(map(str, files))}.")
+    model = train_sentencepiece(sample, options, os.cpu_count() or 1)
+    replace_file(output, model)
+    if not quiet:
+        typer.echo(f"{Tokenizer(model).src_vocab_size:,} pieces from {len(sample):,} lines: {output}", err=True)
+
+
+@app.command()
+def encode(
+    model: ModelFile,
+    side: Side = "src",
+    ids: Annotated[bool, typer.Option("--ids", help="Numbers instead of pieces.")] = False,
+) -> None:
+    """Text on stdin to pieces on stdout, line by line, separated by spaces."""
+    from nmt.text.lines import clean, read_lines
+
+    tokenizer = _load(model)
+    encode_side = {"src": tokenizer.encode_src, "tgt": tokenizer.encode_tgt}[_checked(side)]
+    pieces_of = {"src": tokenizer.src_pieces, "tgt": tokenizer.tgt_pieces}[side]
+    for line in read_lines(sys.stdin.buffer):
+        numbers = encode_side([clean(line)])[0][:-1]  # without EOS
+        _write_line(" ".join(map(str, numbers) if ids else pieces_of(numbers)))
+
+
+@app.command()
+def decode(model: ModelFile, side: Side = "tgt", ids: Annotated[bool, typer.Option("--ids")] = False) -> None:
+    """Pieces (or numbers, with --ids) on stdin back to text on stdout, line by line."""
+    from nmt.text.lines import clean, read_lines
+
+    tokenizer = _load(model)
+    _checked(side)
+    for number, line in enumerate(read_lines(sys.stdin.buffer), start=1):
+        try:
+            text = tokenizer.decode_pieces(line.split(" ") if line else [], side=side, ids=ids)
+        except (ValueError, IndexError) as error:
+            raise DataError(f"stdin, line {number}: not a line of {'piece numbers' if ids else 'pieces'}.") from error
+        _write_line(clean(text))
+
+
+def _load(path: Path) -> "Tokenizer":
+    from nmt.bundle import find_bundle, read_tokenizer
+    from nmt.text.tokenizer import Tokenizer
+
+    return Tokenizer.from_files(path) if path.is_file() else read_tokenizer(find_bundle(path))
+
+
+def _checked(side: str) -> str:
+    if side not in ("src", "tgt"):
+        raise ConfigError(f"--side {side} is neither src nor tgt.")
+    return side
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    from nmt.text.lines import clean, read_lines
+
+    try:
+        with path.open("rb") as stream:
+            yield from filter(None, map(clean, read_lines(stream)))
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def _write_line(text: str) -> None:
+    sys.stdout.buffer.write(text.encode() + b"\n")

@@ -1,0 +1,67 @@
+"""`nmt train`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nmt.cli.options import Device, Quiet, Threads, use_threads
+from nmt.config import Config, apply_overrides, load_config
+from nmt.errors import ConfigError
+
+
+def train(
+    config: Annotated[Path | None, typer.Argument(help="A TOML recipe, as in configs/.")] = None,
+    src: Annotated[Path | None, typer.Option(help="Source text, instead of CONFIG: the recipe is chosen.")] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<config name>]")] = None,
+    data: Annotated[str | None, typer.Option(help="Folder of the config's text files: replaces [data] dir.")] = None,
+    cache: Annotated[Path | None, typer.Option(help="Folder for tokenizer and token cache. [RUN/cache]")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Replaces training.seed.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show data, size, memory and time; train nothing.")
+    ] = False,
+    device: Device = "auto",
+    threads: Threads = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Train a model, or resume a run: raw parallel text to tokenizer, token cache and model."""
+    overrides = list(set_ or [])
+    overrides += [f"training.seed={seed}"] if seed is not None else []
+    if data is not None:
+        overrides.append(f"data.dir={_toml_string(data)}")
+    recipe, name = _recipe(config, src, tgt, overrides, device)
+    run = out or Path("runs") / name
+    from nmt.training import run as training
+
+    use_threads(threads)
+    if dry_run:
+        for key, value in training.dry_run(recipe, run, device=device, cache=cache).items():
+            typer.echo(f"{key}: {value}")
+        return
+    bundle = training.train(recipe, run, device=device, cache=cache, quiet=quiet)
+    typer.echo(bundle)
+
+
+def _recipe(
+    config: Path | None, src: Path | None, tgt: Path | None, overrides: list[str], device: str
+) -> tuple[Config, str]:
+    """The config and the name of its run."""
+    if config is not None and src is None and tgt is None:
+        return load_config(config, overrides), config.stem
+    if config is None and src is not None and tgt is not None:
+        from nmt.config import parse_config
+        from nmt.training.presets import preset_for_files
+
+        tables = preset_for_files(src, tgt, device)
+        apply_overrides(tables, overrides)
+        recipe = parse_config(tables, where="the chosen recipe")
+        typer.echo(f"the recipe chosen for these files:\n\n{recipe.to_toml()}", err=True)
+        return recipe, src.stem
+    raise ConfigError("Give either a CONFIG, or --src FILE with --tgt FILE.")
+
+
+def _toml_string(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,40 @@
+"""`nmt translate`."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from nmt.cli.options import BeamSize, Device, LengthPenalty, Model, Quiet, Threads, use_threads
+from nmt.errors import DataError
+
+
+def translate(
+    model: Model,
+    input: Annotated[Path | None, typer.Option("-i", "--input", help="Text file. [stdin]")] = None,
+    beam_size: BeamSize = None,
+    length_penalty: LengthPenalty = None,
+    device: Device = "auto",
+    threads: Threads = 0,
+    quiet: Quiet = False,
+) -> None:
+    """Translate lines: line k of stdin becomes line k of stdout."""
+    from nmt.decoding.translator import WINDOW_LINES, Translator
+    from nmt.text.lines import LineNotes, read_lines
+    from nmt.text.windows import windows
+
+    try:
+        stream = input.open("rb") if input is not None else sys.stdin.buffer
+    except OSError as error:
+        raise DataError(f"Cannot read {input}: {error.strerror}.") from error
+    use_threads(threads)
+    translator = Translator(model, device=device, beam_size=beam_size, length_penalty=length_penalty)
+    notes = LineNotes()
+    for window in windows(read_lines(stream, notes), WINDOW_LINES):
+        lines = translator.translate(window)
+        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
+        sys.stdout.buffer.flush()
+    if not quiet:
+        for warning in notes.warnings(str(input or "stdin")):
+            typer.echo(f"warning: {warning}", err=True)

@@ -1,0 +1,311 @@
+"""One TOML file a recipe: its sections, types, ranges and defaults, and how a wrong one is reported.
+
+`load_config` reads a file, applies `--set section.key=value` overrides and returns a frozen `Config`. Every mistake
+is a `ConfigError` that names the key, the nearest valid key and the allowed values.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, get_args
+
+import tomli_w
+from annotated_types import Ge, Gt, Le, Lt
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import ErrorDetails
+
+from nmt.errors import ConfigError, StorageError
+
+
+class Section(BaseModel):
+    """A frozen table of the TOML file; unknown keys and wrong types are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Source(Section):
+    """Where sentence pairs come from: exactly one of `prefix`, `src` + `tgt`, `tsv` and `hf`.
+
+    In TOML a plain string stands for a TSV file if it ends in `.tsv`, else for a prefix.
+    """
+
+    prefix: str | None = None  # files PREFIX.<src_lang> and PREFIX.<tgt_lang>
+    src: str | None = None
+    tgt: str | None = None
+    tsv: str | None = None  # one pair a line, source TAB target
+    hf: str | None = None  # data set id on the hub, or a local folder laid out like the hub's repository
+    name: str | None = None  # the data set's configuration, as in load_dataset(hf, name)
+    split: str = "train"
+    column: str = "translation"  # the column that holds {language: text}
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_string(cls, value: object) -> object:
+        if isinstance(value, str):
+            return {"tsv": value} if value.endswith(".tsv") else {"prefix": value}
+        return value
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        kinds = [self.prefix, self.tsv, self.hf, self.src or self.tgt]
+        if sum(kind is not None for kind in kinds) != 1 or (self.src is None) != (self.tgt is None):
+            raise ValueError('give exactly one of: prefix = "…", src = "…" with tgt = "…", tsv = "…", hf = "…"')
+        return self
+
+
+class DataConfig(Section):
+    """`[data]`: the corpora and the rules by which pairs are dropped."""
+
+    src_lang: str = "en"
+    tgt_lang: str = "de"
+    dir: str = "."  # relative paths below are resolved against it; --data overrides it
+    train: list[Source] = Field(min_length=1)
+    valid: Source | None = None  # None: `valid_size` pairs are held out of train
+    valid_size: int = Field(default=1000, ge=1, le=100_000)
+    max_length: int = Field(default=256, ge=2, le=4096)  # pieces a side, end of sentence included
+    max_length_ratio: float = Field(default=4.0, ge=1.0, le=1000.0)  # longer side / shorter side, in pieces
+    remove_duplicates: bool = True  # a pair seen before is dropped
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_source_is_a_list(cls, value: object) -> object:
+        if isinstance(value, dict) and isinstance(value.get("train"), str | dict):
+            return {**value, "train": [value["train"]]}
+        return value
+
+
+class TokenizerConfig(Section):
+    """`[tokenizer]`: a SentencePiece model, trained when the run starts unless one is given."""
+
+    type: Literal["unigram", "bpe"] = "bpe"
+    vocab_size: int = Field(default=8000, ge=16, le=1_000_000)  # soft: lowered with a warning for a small corpus
+    joint: bool = True  # one vocabulary for both languages
+    character_coverage: float = Field(default=1.0, gt=0.9, le=1.0)
+    byte_fallback: bool = True  # an unseen character becomes its UTF-8 bytes instead of <unk>
+    normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
+    train_lines: int = Field(default=1_000_000, ge=100, le=50_000_000)  # sampled lines, both sides together
+    src_model: str | None = None  # an existing SentencePiece model; serves both sides if joint
+    tgt_model: str | None = None
+
+    @model_validator(mode="after")
+    def _given_models(self) -> Self:
+        if self.joint and self.tgt_model is not None:
+            raise ValueError("tgt_model is for joint = false; with joint = true give src_model alone")
+        if not self.joint and (self.src_model is None) != (self.tgt_model is None):
+            raise ValueError("with joint = false give both src_model and tgt_model, or neither")
+        return self
+
+
+class ModelConfig(Section):
+    """`[model]`: the shape of the Transformer (Vaswani et al. 2017) and its dropout rates."""
+
+    num_encoder_layers: int = Field(default=6, ge=1, le=128)
+    num_decoder_layers: int = Field(default=6, ge=1, le=128)
+    d_model: int = Field(default=512, ge=2, le=8192)
+    num_heads: int = Field(default=8, ge=1, le=256)
+    d_ff: int = Field(default=2048, ge=1, le=65536)
+    norm: Literal["pre", "post"] = "pre"
+    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    tied_embeddings: Literal["none", "decoder", "all"] = "all"  # decoder: target embedding = output layer
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)  # on every residual branch
+    embedding_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # on attention weights
+    activation_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # inside the feed-forward layer
+
+    @model_validator(mode="after")
+    def _heads_divide(self) -> Self:
+        if self.d_model % self.num_heads:
+            heads = min((h for h in range(1, 257) if self.d_model % h == 0), key=lambda h: abs(self.d_model / h - 64))
+            raise ValueError(
+                f"d_model = {self.d_model} is not divisible by num_heads = {self.num_heads}; 64 a head is usual, "
+                f"here num_heads = {heads} gives {self.d_model // heads}"
+            )
+        if self.d_model % 2:
+            raise ValueError(f"d_model = {self.d_model} must be even: sinusoidal positions come in sine/cosine pairs")
+        return self
+
+
+class TrainingConfig(Section):
+    """`[training]`: optimisation, length of the run, what is kept. An update is one optimiser step."""
+
+    seed: int = Field(default=1, ge=0, le=2**31 - 1)
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    tokens_per_batch: int = Field(default=4096, ge=16, le=10_000_000)  # padded tokens of the longer side
+    accumulation: int = Field(default=1, ge=1, le=1024)  # micro-batches an update
+    learning_rate: float = Field(default=5e-4, gt=0.0, le=10.0)  # the peak, reached after warm-up
+    warmup_updates: int = Field(default=4000, ge=0, le=1_000_000)
+    schedule: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"
+    beta1: float = Field(default=0.9, ge=0.0, lt=1.0)
+    beta2: float = Field(default=0.98, ge=0.0, lt=1.0)
+    epsilon: float = Field(default=1e-9, gt=0.0, le=1e-2)
+    weight_decay: float = Field(default=0.0, ge=0.0, le=1.0)
+    clip_norm: float = Field(default=1.0, ge=0.0, le=1e6)  # 0: no clipping
+    label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
+    max_updates: int | None = Field(default=None, ge=1, le=100_000_000)
+    max_epochs: int | None = Field(default=None, ge=1, le=1_000_000)
+    max_minutes: float | None = Field(default=None, gt=0.0, le=1e6)  # of training, summed over resumes
+    log_every: int = Field(default=50, ge=1, le=100_000)  # updates between lines of log.jsonl
+    checkpoint_every: int | None = Field(default=None, ge=1, le=10_000_000)  # default: validation.every
+    keep_last: int = Field(default=5, ge=1, le=1000)
+    keep_best: int = Field(default=1, ge=1, le=1000)
+    average: Literal["last", "best"] = "last"
+    average_count: int = Field(default=5, ge=1, le=1000)  # checkpoints averaged into the final bundle
+    init_from: str | None = None  # a bundle or run folder: start from its weights and tokenizer
+
+    @model_validator(mode="after")
+    def _coherent(self) -> Self:
+        if self.max_updates is None and self.max_epochs is None and self.max_minutes is None:
+            raise ValueError("say when to stop: set max_updates, max_epochs or max_minutes")
+        if self.schedule in ("linear", "cosine") and self.max_updates is None:
+            raise ValueError(f'schedule = "{self.schedule}" ends at max_updates: set it')
+        kept = self.keep_last if self.average == "last" else self.keep_best
+        if self.average_count > kept:
+            raise ValueError(
+                f"average_count = {self.average_count} checkpoints cannot be averaged when keep_{self.average} = {kept}"
+            )
+        return self
+
+
+class ValidationConfig(Section):
+    """`[validation]`: how often, on what metric, and when to stop early."""
+
+    every: int = Field(default=1000, ge=1, le=10_000_000)  # updates
+    metric: Literal["loss", "bleu", "chrf"] = "bleu"  # decides the best checkpoint and the early stop
+    patience: int = Field(default=0, ge=0, le=100_000)  # validations without a better score; 0: never stop early
+    beam_size: int = Field(default=1, ge=1, le=100)
+    max_sentences: int = Field(default=0, ge=0, le=1_000_000)  # translated at each validation; 0: all
+
+
+class DecodingConfig(Section):
+    """`[decoding]`: the defaults that the bundle carries; the command line wins."""
+
+    beam_size: int = Field(default=4, ge=1, le=1000)
+    length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)  # GNMT's alpha; 0: plain log-probability
+    max_length_ratio: float = Field(default=2.0, gt=0.0, le=100.0)  # target pieces <= ratio * source pieces + extra
+    max_length_extra: int = Field(default=20, ge=1, le=10_000)
+    min_length: int = Field(default=1, ge=0, le=1000)  # pieces before the end may come
+
+
+class Config(Section):
+    """A whole recipe."""
+
+    data: DataConfig
+    tokenizer: TokenizerConfig = TokenizerConfig()
+    model: ModelConfig = ModelConfig()
+    training: TrainingConfig
+    validation: ValidationConfig = ValidationConfig()
+    decoding: DecodingConfig = DecodingConfig()
+
+    @model_validator(mode="after")
+    def _one_vocabulary_to_tie(self) -> Self:
+        if self.model.tied_embeddings == "all" and not self.tokenizer.joint:
+            raise ValueError('model.tied_embeddings = "all" needs tokenizer.joint = true; "decoder" works with both')
+        return self
+
+    def replace(self, **sections: Mapping[str, Any]) -> "Config":
+        """A copy with some keys changed: `config.replace(training={"seed": 2})`; checked like a file."""
+        tables = self.model_dump(exclude_none=True)
+        for section, changes in sections.items():
+            tables[section] = {**tables.get(section, {}), **changes}
+        return parse_config(tables, where="the changed config")
+
+    def to_toml(self) -> str:
+        """The resolved config, every key written out (keys without a value are left out)."""
+        return tomli_w.dumps(self.model_dump(exclude_none=True))
+
+
+def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML recipe and apply `section.key=value` overrides, whose values are TOML too.
+
+    Raises: ConfigError (missing file, bad TOML, unknown key, wrong type or range).
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"There is no config {path}. The recipes that come with nmt are in configs/.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"Cannot read the config {path}: {error}.") from error
+    try:
+        tables = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    apply_overrides(tables, overrides)
+    return parse_config(tables, where=str(path))
+
+
+def apply_overrides(tables: dict[str, Any], overrides: Iterable[str]) -> None:
+    """Write each `section.key=value` into `tables`; a value that is no TOML is taken as a string."""
+    for override in overrides:
+        dotted, equals, text = override.partition("=")
+        keys = [key.strip() for key in dotted.split(".")]
+        if not equals or len(keys) < 2 or not all(keys):
+            raise ConfigError(f"--set {override!r} is not of the form section.key=value, as in training.seed=2.")
+        try:
+            value = tomllib.loads(f"v = {text}")["v"]
+        except tomllib.TOMLDecodeError:
+            value = text.strip()
+        table = tables
+        for key in keys[:-1]:
+            table = table.setdefault(key, {})
+            if not isinstance(table, dict):
+                raise ConfigError(f"--set {override!r}: {key!r} is a value, not a table.")
+        table[keys[-1]] = value
+
+
+def parse_config(tables: Mapping[str, Any], where: str) -> Config:
+    """Check the tables of a recipe; `where` names their origin in messages. Raises: ConfigError."""
+    try:
+        return Config.model_validate(tables)
+    except ValidationError as error:
+        problems = "\n".join(f"  {_explain(problem)}" for problem in error.errors())
+        raise ConfigError(f"{where} has {error.error_count()} mistake(s):\n{problems}") from None
+
+
+def _explain(problem: ErrorDetails) -> str:
+    """One mistake as `[section] key = value: what is allowed`."""
+    location = [part for part in problem["loc"] if isinstance(part, str)]
+    section, key = (location[0] if location else ""), ".".join(location[1:])
+    if problem["type"] == "extra_forbidden":
+        valid = _fields_at(location[:-1])
+        near = difflib.get_close_matches(location[-1], valid, n=1, cutoff=0.4)
+        hint = f"did you mean {near[0]}?" if near else f"valid here: {', '.join(valid)}."
+        name = f"[{section}] {key}" if key else f"[{section}]"
+        return f"{name}: unknown {'key' if key else 'section'}; {hint}"
+    if problem["type"] == "missing":
+        return f"[{section}] {key}: missing; it has no default." if key else f"[{section}]: this section is missing."
+    message = problem["msg"].removeprefix("Value error, ")
+    if not key:
+        return f"[{section}]: {message}"
+    return f"[{section}] {key} = {problem['input']!r}: {message}{_allowed_range(location)}"
+
+
+def _fields_at(location: Sequence[str]) -> list[str]:
+    """The valid keys of the table at `location`."""
+    model: type[BaseModel] = Config
+    for part in location:
+        annotation = model.model_fields[part].annotation
+        candidates = [annotation, *get_args(annotation)]
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
+    return list(model.model_fields)
+
+
+def _allowed_range(location: Sequence[str]) -> str:
+    """` (allowed: 1 ≤ key ≤ 128)` for a bounded key, else an empty string."""
+    if len(location) != 2:
+        return ""
+    annotation = Config.model_fields[location[0]].annotation
+    if annotation is None or location[1] not in annotation.model_fields:
+        return ""
+    low = high = ""
+    for bound in annotation.model_fields[location[1]].metadata:
+        match bound:
+            case Ge(ge=value):
+                low = f"{value} ≤ "
+            case Gt(gt=value):
+                low = f"{value} < "
+            case Le(le=value):
+                high = f" ≤ {value}"
+            case Lt(lt=value):
+                high = f" < {value}"
+    return f" (allowed: {low}{location[1]}{high})" if low or high else ""

@@ -1,0 +1,1 @@
+"""Data: corpora to token caches to batches. No torch here: a batch is NumPy arrays."""

@@ -1,0 +1,160 @@
+"""Batches of similar length within a token budget, in an order that is a function of (seed, epoch).
+
+The position in the stream of batches is two integers, (epoch, index), so a resumed run sees the same batches.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nmt.data.cache import TokenCache
+from nmt.text.tokenizer import SpecialIds
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Padded sentence pairs.
+
+    Attributes:
+        src: int64 (B, S), EOS last, then padding.
+        tgt_in: int64 (B, T), BOS first, no EOS.
+        tgt_out: int64 (B, T), EOS last: what the model is to say at each position of `tgt_in`.
+        num_tokens: real tokens of `tgt_out`.
+        indices: int64 (B,), the pairs' numbers in the cache.
+    """
+
+    src: Ids
+    tgt_in: Ids
+    tgt_out: Ids
+    num_tokens: int
+    indices: Ids
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a stream of batches stands: the next batch is number `index` of `epoch`."""
+
+    epoch: int = 0
+    index: int = 0
+
+
+class BatchPlan:
+    """The batches of one epoch: `order` cut at `bounds`.
+
+    Sentences are permuted, then stably sorted by target and source length, cut into batches whose padded longer side
+    holds at most `tokens_per_batch` tokens, and the batches are shuffled. 4 bytes a pair.
+    """
+
+    def __init__(
+        self,
+        src_lengths: NDArray[np.int32],
+        tgt_lengths: NDArray[np.int32],
+        tokens_per_batch: int,
+        seed: int,
+        epoch: int,
+    ) -> None:
+        rng = np.random.default_rng([seed, epoch])
+        permutation = rng.permutation(len(src_lengths)).astype(np.uint32)
+        by_length = np.lexsort((src_lengths[permutation], tgt_lengths[permutation]))
+        self._order = permutation[by_length]
+        longer = np.maximum(src_lengths, tgt_lengths)[self._order]
+        self._bounds = _cut(longer, tokens_per_batch)
+        self._shuffle = rng.permutation(len(self._bounds) - 1)
+
+    def __len__(self) -> int:
+        return len(self._shuffle)
+
+    def indices(self, batch: int) -> Ids:
+        """The pairs of a batch."""
+        place = self._shuffle[batch]
+        return self._order[self._bounds[place] : self._bounds[place + 1]].astype(np.int64)
+
+
+class BatchStream:
+    """An endless stream of batches over epochs; `position` says which comes next."""
+
+    def __init__(
+        self,
+        cache: TokenCache,
+        special: SpecialIds,
+        tokens_per_batch: int,
+        seed: int,
+        position: Position | None = None,
+    ) -> None:
+        self._cache, self._special = cache, special
+        self._tokens_per_batch, self._seed = tokens_per_batch, seed
+        self.position = position or Position()
+        self._plan = self._plan_of(self.position.epoch)
+
+    @property
+    def batches_in_epoch(self) -> int:
+        """Batches in the current epoch."""
+        return len(self._plan)
+
+    def next(self) -> Batch:
+        """The next batch; moves `position` on."""
+        batch = make_batch(self._cache, self._plan.indices(self.position.index), self._special)
+        if self.position.index + 1 < len(self._plan):
+            self.position = Position(self.position.epoch, self.position.index + 1)
+        else:
+            self.position = Position(self.position.epoch + 1, 0)
+            self._plan = self._plan_of(self.position.epoch)
+        return batch
+
+    def _plan_of(self, epoch: int) -> BatchPlan:
+        cache = self._cache
+        return BatchPlan(cache.src_lengths, cache.tgt_lengths, self._tokens_per_batch, self._seed, epoch)
+
+
+def in_order(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) -> Iterator[Batch]:
+    """Every pair once, in batches of similar length: for validation."""
+    plan = BatchPlan(cache.src_lengths, cache.tgt_lengths, tokens_per_batch, seed=0, epoch=0)
+    for number in range(len(plan)):
+        yield make_batch(cache, plan.indices(number), special)
+
+
+def widest_batch(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) -> Batch:
+    """The batch of `in_order` with the most padded tokens, both sides together."""
+    plan = BatchPlan(cache.src_lengths, cache.tgt_lengths, tokens_per_batch, seed=0, epoch=0)
+    sizes = []
+    for number in range(len(plan)):
+        indices = plan.indices(number)
+        sizes.append(len(indices) * int(cache.src_lengths[indices].max() + cache.tgt_lengths[indices].max()))
+    return make_batch(cache, plan.indices(int(np.argmax(sizes))), special)
+
+
+def make_batch(cache: TokenCache, indices: Ids, special: SpecialIds) -> Batch:
+    """Collate pairs of the cache."""
+    src = pad([cache.src(int(i)) for i in indices], special.pad)
+    targets = [cache.tgt(int(i)) for i in indices]
+    tgt_out = pad(targets, special.pad)
+    tgt_in = np.full_like(tgt_out, special.pad)
+    tgt_in[:, 0] = special.bos
+    lengths = np.array([len(ids) for ids in targets])
+    shifted = np.arange(tgt_out.shape[1] - 1) < lengths[:, None] - 1  # all but each row's EOS
+    tgt_in[:, 1:][shifted] = tgt_out[:, :-1][shifted]
+    return Batch(src, tgt_in, tgt_out, int(lengths.sum()), indices)
+
+
+def pad(rows: Sequence[Sequence[int] | NDArray[np.integer]], pad_id: int) -> Ids:
+    """Rows of ids as one int64 array (rows, longest row), padded on the right."""
+    padded = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)
+    for place, row in enumerate(rows):
+        padded[place, : len(row)] = row
+    return padded
+
+
+def _cut(longer: NDArray[np.int32], tokens_per_batch: int) -> NDArray[np.int64]:
+    """Bounds of consecutive groups with rows * (longest of the group) <= tokens_per_batch, one row at least."""
+    bounds = [0]
+    while (start := bounds[-1]) < len(longer):
+        most_rows = max(1, tokens_per_batch // int(longer[start]))
+        widths = np.maximum.accumulate(longer[start : start + most_rows])
+        fits = widths * np.arange(1, len(widths) + 1) <= tokens_per_batch
+        rows = len(widths) if fits.all() else int(fits.argmin())
+        bounds.append(start + max(1, rows))
+    return np.array(bounds, dtype=np.int64)

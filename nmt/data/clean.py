@@ -1,0 +1,95 @@
+"""Which pairs are dropped, and the count of each rule.
+
+Empty sides and duplicates are found on text in a first pass (`scan`), length and ratio on pieces when the cache is
+built (`length_rule`), since a model's limits are in pieces.
+"""
+
+import hashlib
+import random
+from array import array
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nmt.data.sources import Chunk
+
+Item = TypeVar("Item")
+RULES = ("empty", "duplicate", "too long", "length ratio")
+
+
+class Reservoir(Generic[Item]):
+    """A uniform sample of a stream of unknown length (Vitter 1985, algorithm R), the same for the same seed."""
+
+    def __init__(self, size: int, seed: int) -> None:
+        self.items: list[Item] = []
+        self._size, self._seen, self._random = size, 0, random.Random(seed)
+
+    def offer(self, item: Item) -> None:
+        """Let the next item of the stream into the sample, or not."""
+        self._seen += 1
+        if len(self.items) < self._size:
+            self.items.append(item)
+        elif (slot := int(self._random.random() * self._seen)) < self._size:
+            self.items[slot] = item
+
+
+@dataclass
+class Scan:
+    """What the first pass over a corpus found.
+
+    Attributes:
+        keep: bool (pairs,), False where a rule dropped the pair.
+        dropped: pairs by rule.
+        content_hash: hex sha256 over all pairs, in order.
+        src_sample, tgt_sample: lines sampled for tokenizer training.
+    """
+
+    keep: NDArray[np.bool_]
+    dropped: Counter[str]
+    content_hash: str
+    src_sample: list[str]
+    tgt_sample: list[str]
+
+
+def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int) -> Scan:
+    """Look through a corpus once: hash every pair, find empty and repeated ones, sample lines for the tokenizer.
+
+    Memory: 8 bytes a pair while scanning, and the sample.
+    """
+    hashes = array("Q")
+    empty: list[int] = []
+    content = hashlib.sha256()
+    sample = Reservoir[tuple[str, str]](max(1, sample_lines // 2), seed)
+    for src_lines, tgt_lines in chunks:
+        for src, tgt in zip(src_lines, tgt_lines, strict=True):
+            digest = hashlib.blake2b(f"{src}\n{tgt}".encode(), digest_size=8).digest()
+            content.update(digest)
+            if not src or not tgt:
+                empty.append(len(hashes))
+            else:
+                sample.offer((src, tgt))
+            hashes.append(int.from_bytes(digest, "little"))
+    pair_hashes = np.frombuffer(hashes, dtype=np.uint64)
+    keep = np.ones(len(pair_hashes), dtype=bool)
+    keep[empty] = False
+    dropped = Counter({"empty": len(empty)})
+    if remove_duplicates:
+        first = np.zeros(len(pair_hashes), dtype=bool)
+        first[np.unique(pair_hashes, return_index=True)[1]] = True
+        dropped["duplicate"] = int((keep & ~first).sum())
+        keep &= first
+    return Scan(keep, dropped, content.hexdigest(), [src for src, _ in sample.items], [tgt for _, tgt in sample.items])
+
+
+def length_rule(src_length: int, tgt_length: int, max_length: int, max_ratio: float) -> str | None:
+    """The rule that drops a pair of these piece counts (EOS included), or None."""
+    longer, shorter = max(src_length, tgt_length), min(src_length, tgt_length)
+    if longer > max_length:
+        return "too long"
+    if longer > max_ratio * shorter + 4:  # the slack lets short lines differ: "Ja." against a clause
+        return "length ratio"
+    return None

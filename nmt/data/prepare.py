@@ -1,0 +1,193 @@
+"""From the sources of a config to what training reads: tokenizer, token caches, validation text.
+
+Everything made is kept under a cache folder, keyed by the content it was made from, and found again there.
+"""
+
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nmt.config import Config, Source
+from nmt.data.cache import FORMAT_VERSION, TokenCache, build_cache
+from nmt.data.clean import Scan, scan
+from nmt.data.sources import Chunk, describe, read_chunks
+from nmt.errors import DataError
+from nmt.storage.atomic import remove_stale, replace_file
+from nmt.text.tokenizer import Tokenizer, train_sentencepiece
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Prepared:
+    """All that training reads.
+
+    Attributes:
+        valid_src, valid_tgt: raw validation text, for BLEU of real translations.
+        counts: pairs read, kept, and dropped by rule, by split.
+    """
+
+    tokenizer: Tokenizer
+    train: TokenCache
+    valid: TokenCache
+    valid_src: list[str]
+    valid_tgt: list[str]
+    counts: dict[str, dict[str, int]]
+
+
+def prepare(config: Config, cache: Path, say: Say, tokenizer: Tokenizer | None = None) -> Prepared:
+    """Scan, clean, train the tokenizer if none is given, build the token caches that are missing.
+
+    Args:
+        cache: folder that keeps what is made.
+        say: called with each line of progress.
+        tokenizer: use this one (fine-tuning) instead of training or reading one.
+    Raises: DataError, ConfigError, StorageError.
+    """
+    data = config.data
+    cache.mkdir(parents=True, exist_ok=True)
+    remove_stale(cache)
+    say(f"reading {', '.join(describe(source, data) for source in data.train)}")
+    train = _scan(config, data.train, remove_duplicates=data.remove_duplicates)
+    keep = train.keep.copy()
+    if data.valid is None:
+        valid_source, valid_keep = data.train, _hold_out(keep, data.valid_size, config.training.seed)
+        keep &= ~valid_keep
+    else:
+        valid_source = [data.valid]
+        valid_keep = _scan(config, valid_source, remove_duplicates=False).keep
+    if tokenizer is None:
+        tokenizer = _given_tokenizer(config) or _train_tokenizer(config, train, cache, say)
+    # Validation is read before training text is encoded, so that its mistakes show early.
+    valid_src, valid_tgt = _texts(config, valid_source, valid_keep)
+    valid_cache = _cache(config, valid_source, valid_keep, _key(valid_src, valid_tgt), tokenizer, cache, say, "valid")
+    train_cache = _cache(config, data.train, keep, train.content_hash, tokenizer, cache, say, "train")
+    counts = {
+        "train": _counts(len(train.keep), train.dropped, train_cache),
+        "valid": _counts(len(valid_src), Counter(), valid_cache),
+    }
+    for split, of_split in counts.items():
+        say(f"{split}: " + ", ".join(f"{number:,} {rule}" for rule, number in of_split.items()))
+        if not of_split["kept"]:
+            raise DataError(
+                f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two sides "
+                f"are translations of each other, and data.max_length and data.max_length_ratio."
+            )
+    return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts)
+
+
+def _scan(config: Config, sources: list[Source], remove_duplicates: bool) -> Scan:
+    return scan(
+        _chunks(config, sources),
+        remove_duplicates=remove_duplicates,
+        sample_lines=config.tokenizer.train_lines,
+        seed=config.training.seed,
+    )
+
+
+def _chunks(config: Config, sources: list[Source]) -> Iterator[Chunk]:
+    for source in sources:
+        yield from read_chunks(source, config.data)
+
+
+def _hold_out(keep: NDArray[np.bool_], size: int, seed: int) -> NDArray[np.bool_]:
+    """A random set of kept pairs for validation: `size`, but at most a tenth of them."""
+    kept = np.flatnonzero(keep)
+    chosen = np.random.default_rng(seed).choice(kept, size=min(size, len(kept) // 10), replace=False)
+    held_out = np.zeros_like(keep)
+    held_out[chosen] = True
+    return held_out
+
+
+def _texts(config: Config, sources: list[Source], keep: NDArray[np.bool_]) -> tuple[list[str], list[str]]:
+    src: list[str] = []
+    tgt: list[str] = []
+    position = 0
+    for src_lines, tgt_lines in _chunks(config, sources):
+        for place in np.flatnonzero(keep[position : position + len(src_lines)]):
+            src.append(src_lines[place])
+            tgt.append(tgt_lines[place])
+        position += len(src_lines)
+    return src, tgt
+
+
+def _given_tokenizer(config: Config) -> Tokenizer | None:
+    given = config.tokenizer
+    if given.src_model is None:
+        return None
+    folder = Path(config.data.dir)
+    return Tokenizer.from_files(folder / given.src_model, folder / given.tgt_model if given.tgt_model else None)
+
+
+def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Tokenizer:
+    options = config.tokenizer
+    joint_samples = [train.src_sample + train.tgt_sample] if options.joint else [train.src_sample, train.tgt_sample]
+    models = []
+    for sample in joint_samples:
+        path = cache / f"tokenizer-{_key(sample, [options.model_dump_json()])[:16]}.model"
+        if not path.is_file():
+            say(f"training a {options.type} tokenizer on {len(sample):,} lines")
+            if not sample:
+                raise DataError("There is no text to train a tokenizer on: every training pair is empty.")
+            replace_file(path, train_sentencepiece(sample, options, os.cpu_count() or 1))
+        models.append(path.read_bytes())
+    tokenizer = Tokenizer(*models)
+    for side, size in (("source", tokenizer.src_vocab_size), ("target", tokenizer.tgt_vocab_size)):
+        if size < options.vocab_size:
+            say(f"warning: the text holds only {size:,} {side} pieces, fewer than vocab_size = {options.vocab_size:,}")
+    return tokenizer
+
+
+def _cache(
+    config: Config,
+    sources: list[Source],
+    keep: NDArray[np.bool_],
+    content: str,
+    tokenizer: Tokenizer,
+    cache: Path,
+    say: Say,
+    split: str,
+) -> TokenCache:
+    data = config.data
+    key = {
+        "content": content,
+        "keep": hashlib.sha256(np.packbits(keep).tobytes()).hexdigest(),
+        "tokenizer": tokenizer.sha256,
+        "rules": [data.max_length, data.max_length_ratio],
+        "format": FORMAT_VERSION,
+    }
+    folder = cache / f"{split}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
+    if not folder.is_dir():
+        say(f"encoding {int(keep.sum()):,} {split} pairs")
+        build_cache(
+            folder,
+            _chunks(config, sources),
+            keep,
+            tokenizer,
+            max_length=data.max_length,
+            max_ratio=data.max_length_ratio,
+        )
+    return TokenCache(folder)
+
+
+def _counts(read: int, dropped: Counter[str], cache: TokenCache) -> dict[str, int]:
+    return {
+        "read": read,
+        "kept": len(cache),
+        **{rule: n for rule, n in (dropped | Counter(cache.dropped)).items() if n},
+    }
+
+
+def _key(*parts: list[str]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        for line in part:
+            digest.update(line.encode("utf-8", errors="surrogatepass") + b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,137 @@
+"""Corpora: text file pairs, TSV files and Hugging Face data sets, all read as chunks of sentence pairs.
+
+A chunk is `(src_lines, tgt_lines)`, two lists of equal length, cleaned by the line contract of `nmt.text.lines`.
+"""
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nmt.config import DataConfig, Source
+from nmt.errors import DataError
+from nmt.text.lines import clean, read_lines, read_raw_lines
+
+Chunk = tuple[list[str], list[str]]
+CHUNK_PAIRS = 10_000
+
+
+def read_chunks(source: Source, config: DataConfig) -> Iterator[Chunk]:
+    """Yield the pairs of one source, in order. Raises: DataError (missing, unequal counts, no such column)."""
+    folder = Path(config.dir)
+    if source.hf is not None:
+        return _read_dataset(source, config)
+    if source.tsv is not None:
+        return _read_tsv(folder / source.tsv)
+    return _read_text_pair(*text_paths(source, config))
+
+
+def text_paths(source: Source, config: DataConfig) -> tuple[Path, Path]:
+    """The two files of a text source."""
+    folder = Path(config.dir)
+    if source.prefix is not None:
+        return folder / f"{source.prefix}.{config.src_lang}", folder / f"{source.prefix}.{config.tgt_lang}"
+    assert source.src is not None and source.tgt is not None  # Source allows nothing else
+    return folder / source.src, folder / source.tgt
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a text file, the last one counted without its newline too. Raises: DataError."""
+    with _open(path) as stream:
+        return sum(1 for _ in read_raw_lines(stream))
+
+
+def describe(source: Source, config: DataConfig) -> str:
+    """A source's name in messages."""
+    if source.hf is not None:
+        return f"{source.hf} {source.name or ''} {source.split}".replace("  ", " ")
+    if source.tsv is not None:
+        return str(Path(config.dir) / source.tsv)
+    return " + ".join(map(str, text_paths(source, config)))
+
+
+def _read_text_pair(src_path: Path, tgt_path: Path) -> Iterator[Chunk]:
+    with _open(src_path) as src_stream, _open(tgt_path) as tgt_stream:
+        src_lines, tgt_lines = read_lines(src_stream), read_lines(tgt_stream)
+        total = 0
+        while True:
+            src = [clean(line) for line in itertools.islice(src_lines, CHUNK_PAIRS)]
+            tgt = [clean(line) for line in itertools.islice(tgt_lines, CHUNK_PAIRS)]
+            if len(src) != len(tgt):
+                num_src = total + len(src) + sum(1 for _ in src_lines)
+                num_tgt = total + len(tgt) + sum(1 for _ in tgt_lines)
+                raise DataError(
+                    f"{src_path} has {num_src:,} lines but {tgt_path} has {num_tgt:,}: line k of one must be the "
+                    f"translation of line k of the other. Lines are separated by \\n alone; look for a line that was "
+                    f"split or lost near the end of the shorter file's good part."
+                )
+            if not src:
+                return
+            total += len(src)
+            yield src, tgt
+
+
+def _read_tsv(path: Path) -> Iterator[Chunk]:
+    with _open(path) as stream:
+        lines = enumerate(read_lines(stream), start=1)
+        while block := list(itertools.islice(lines, CHUNK_PAIRS)):
+            src: list[str] = []
+            tgt: list[str] = []
+            for number, line in block:
+                fields = line.split("\t")
+                if len(fields) < 2:
+                    raise DataError(f"{path}, line {number}: no TAB. A TSV line is source TAB target.")
+                src.append(clean(fields[0]))
+                tgt.append(clean(fields[1]))
+            yield src, tgt
+
+
+def _read_dataset(source: Source, config: DataConfig) -> Iterator[Chunk]:
+    dataset = _load_dataset(source)
+    if source.column not in dataset.column_names:
+        raise DataError(
+            f"The data set {source.hf} has no column {source.column!r} (it has: {', '.join(dataset.column_names)}). "
+            f"Name the one that holds {{language: text}} with column = …"
+        )
+    for table in dataset.with_format("arrow").iter(batch_size=CHUNK_PAIRS):
+        column = table[source.column].combine_chunks()
+        sides = []
+        for language in (config.src_lang, config.tgt_lang):
+            try:
+                texts = column.field(language).to_pylist()
+            except (KeyError, AttributeError) as error:
+                raise DataError(
+                    f"The column {source.column!r} of {source.hf} has no language {language!r}: {column.type}. "
+                    f"Set data.src_lang and data.tgt_lang to those it has."
+                ) from error
+            sides.append([clean(text or "") for text in texts])
+        yield sides[0], sides[1]
+
+
+def _load_dataset(source: Source) -> Any:
+    """`load_dataset` on a hub id or on a local folder laid out like a hub repository."""
+    import datasets
+
+    assert source.hf is not None
+    local = Path(source.hf)
+    options: dict[str, str | None] = {"name": source.name}
+    if local.is_dir() and source.name and not (local / "README.md").is_file():
+        options = {"data_dir": source.name}  # without the repository's card, its folders name the configurations
+    try:
+        return datasets.load_dataset(source.hf, split=source.split, **options)
+    except Exception as error:  # the library raises dozens of kinds, network ones among them
+        raise DataError(
+            f"Cannot load the data set {source.hf!r} (name {source.name!r}, split {source.split!r}): "
+            f"{str(error).splitlines()[0] if str(error) else type(error).__name__} "
+            f"Without a network, give a local folder laid out like the hub's repository as hf = …, or text files as "
+            f"src = … and tgt = …"
+        ) from error
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise DataError(
+            f"Cannot read {path}: {error.strerror}. Relative paths are resolved against [data] dir (or --data)."
+        ) from error

@@ -1,0 +1,1 @@
+"""Decoding: search over ids, and lines translated to lines."""

@@ -1,0 +1,1 @@
+"""Scoring of translations: BLEU, chrF and TER through sacreBLEU."""

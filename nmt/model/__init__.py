@@ -1,0 +1,1 @@
+"""The Transformer. Knows ids and tensors; neither text nor files."""

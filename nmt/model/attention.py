@@ -1,0 +1,153 @@
+"""Scaled dot-product attention and its two uses: over oneself, and over the encoder's output.
+
+One function, `attend`, has two kernels that give the same numbers: PyTorch's fused one (SDPA, which picks flash where the
+hardware has it) and plain matrix products, which also return the weights. Boolean masks are `*_keep`, True = may attend.
+A query that may attend to nothing gets zeros from both.
+
+Shapes: B batch, Q queries, S keys, T target, D d_model, H heads, K head dim, N rows of a beam search (B * beam).
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt.model.kv_cache import KeyValue, LayerCache
+
+
+def attend(
+    q_BHQK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """softmax(q k^T / sqrt(K)) v by SDPA (Vaswani et al. 2017, equation 1).
+
+    Args:
+        keep: bool, broadcastable to (B, H, Q, S); not together with `causal`, so that flash can run.
+        causal: query t sees keys 0 … t; Q = S.
+    Returns: (B, H, Q, K).
+    """
+    return F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, attn_mask=keep, dropout_p=dropout, is_causal=causal)
+
+
+def attend_plain(
+    q_BHQK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """`attend` by matrix products. Returns: output (B, H, Q, K) and weights before dropout (B, H, Q, S)."""
+    scores_BHQS = q_BHQK @ k_BHSK.transpose(-2, -1) / math.sqrt(q_BHQK.shape[-1])
+    if causal:
+        keep = torch.ones(scores_BHQS.shape[-2:], dtype=torch.bool, device=q_BHQK.device).tril()
+    if keep is not None:
+        # A finite floor instead of -inf: a row without any key then has a defined softmax and gradient, zeroed below.
+        scores_BHQS = scores_BHQS.masked_fill(~keep, torch.finfo(scores_BHQS.dtype).min)
+    weights_BHQS = scores_BHQS.softmax(-1)
+    if keep is not None:
+        weights_BHQS = weights_BHQS.masked_fill(~keep, 0.0)
+    return F.dropout(weights_BHQS, dropout) @ v_BHSK, weights_BHQS
+
+
+class _Attention(nn.Module):
+    """What both uses share: heads, dropout, the output projection, recording."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.out = nn.Linear(d_model, d_model)
+        self.recording = False
+        self.weights_BHQS: Tensor | None = None  # of the last call while recording
+
+    def _split(self, x_BQD: Tensor) -> Tensor:
+        """(B, Q, D) to (B, H, Q, K)."""
+        batch, queries, _ = x_BQD.shape
+        return x_BQD.view(batch, queries, self.num_heads, -1).transpose(1, 2)
+
+    def _mix(self, q_BHQK: Tensor, key_value: KeyValue, keep: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Attend, join the heads, project. Returns: (B, Q, D)."""
+        dropout = self.dropout if self.training else 0.0
+        if self.recording:
+            mixed_BHQK, self.weights_BHQS = attend_plain(q_BHQK, *key_value, keep=keep, causal=causal, dropout=dropout)
+        else:
+            mixed_BHQK = attend(q_BHQK, *key_value, keep=keep, causal=causal, dropout=dropout)
+        projected: Tensor = self.out(mixed_BHQK.transpose(1, 2).flatten(2))
+        return projected
+
+
+class SelfAttention(_Attention):
+    """Multi-head attention of a sequence over itself."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+        super().__init__(d_model, num_heads, dropout)
+        self.qkv = nn.Linear(d_model, 3 * d_model)
+
+    def forward(self, x_BQD: Tensor, keep: Tensor | None = None, causal: bool = False) -> Tensor:
+        """Shape: (B, Q, D) to (B, Q, D). `keep`: bool (B, 1, 1, Q)."""
+        q, k, v = self._project(x_BQD)
+        return self._mix(q, (k, v), keep, causal)
+
+    def step(self, x_N1D: Tensor, cache: LayerCache) -> Tensor:
+        """The newest position alone, over itself and the cached ones. Shape: (N, 1, D) to (N, 1, D)."""
+        q, k, v = self._project(x_N1D)
+        return self._mix(q, cache.append(k, v))
+
+    def _project(self, x_BQD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        q, k, v = self.qkv(x_BQD).chunk(3, dim=-1)
+        return self._split(q), self._split(k), self._split(v)
+
+
+class CrossAttention(_Attention):
+    """Multi-head attention of the target over the encoder's output (`memory`)."""
+
+    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+        super().__init__(d_model, num_heads, dropout)
+        self.q = nn.Linear(d_model, d_model)
+        self.kv = nn.Linear(d_model, 2 * d_model)
+
+    def project_memory(self, memory_BSD: Tensor) -> KeyValue:
+        """Keys and values of the memory, computed once a sentence. Shapes: two of (B, H, S, K)."""
+        k, v = self.kv(memory_BSD).chunk(2, dim=-1)
+        return self._split(k), self._split(v)
+
+    def forward(self, x_BQD: Tensor, key_value: KeyValue, keep: Tensor | None = None) -> Tensor:
+        """Shape: (B, Q, D) to (B, Q, D). `keep`: bool (B, 1, 1, S)."""
+        return self._mix(self._split(self.q(x_BQD)), key_value, keep)
+
+    def step(self, x_N1D: Tensor, key_value: KeyValue, keep: Tensor | None) -> Tensor:
+        """One position of every beam. The beams of a sentence share its keys: they are queries of one row.
+
+        Shape: (N, 1, D) to (N, 1, D) with key_value of B rows, N = B * beam.
+        """
+        batch = key_value[0].shape[0]
+        beams_as_queries = x_N1D.view(batch, -1, x_N1D.shape[-1])
+        return self.forward(beams_as_queries, key_value, keep).view_as(x_N1D)
+
+
+@contextmanager
+def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Within the block the model attends by the plain kernel; afterwards the dict maps module names to weights.
+
+    Yields a dict that is filled when the block ends: name to (B, H, Q, S) weights of that module's last call.
+    """
+    modules = {name: module for name, module in model.named_modules() if isinstance(module, _Attention)}
+    recorded: dict[str, Tensor] = {}
+    for module in modules.values():
+        module.recording = True
+    try:
+        yield recorded
+        recorded.update({name: m.weights_BHQS for name, m in modules.items() if m.weights_BHQS is not None})
+    finally:
+        for module in modules.values():
+            module.recording, module.weights_BHQS = False, None

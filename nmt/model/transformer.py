@@ -1,0 +1,203 @@
+"""The encoder-decoder Transformer (Vaswani et al. 2017), with pre- or post-norm (Xiong et al. 2020).
+
+Training calls `forward`; translating calls `prefill` once and `decode_step` for every position, on the same modules.
+Masks: `src_keep` is bool (B, S), True on real tokens, None if nothing is padded (then flash kernels can run). The target
+needs no mask: padding is on the right, where causal attention never looks.
+
+Shapes: B batch, S source, T target, D d_model, F d_ff, V vocabulary, N rows of a beam search (B * beam).
+"""
+
+import math
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig
+from nmt.model.attention import CrossAttention, SelfAttention
+from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache
+from nmt.model.positions import SinusoidalPositions
+
+
+class FeedForward(nn.Module):
+    """The position-wise layer: ReLU, GELU, or SwiGLU (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = config.activation
+        self.gated = config.activation == "swiglu"
+        self.up = nn.Linear(config.d_model, config.d_ff * (2 if self.gated else 1))
+        self.down = nn.Linear(config.d_ff, config.d_model)
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Shape: (B, T, D) to (B, T, D)."""
+        hidden_BTF = self.up(x_BTD)
+        if self.gated:
+            gate_BTF, value_BTF = hidden_BTF.chunk(2, dim=-1)
+            hidden_BTF = F.silu(gate_BTF) * value_BTF
+        else:
+            hidden_BTF = F.relu(hidden_BTF) if self.activation == "relu" else F.gelu(hidden_BTF)
+        projected: Tensor = self.down(self.dropout(hidden_BTF))
+        return projected
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each on a residual branch."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.self_attention = SelfAttention(config.d_model, config.num_heads, config.attention_dropout)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(self, x_BSD: Tensor, keep: Tensor | None) -> Tensor:
+        """Shape: (B, S, D) to (B, S, D). `keep`: bool (B, 1, 1, S)."""
+        if self.pre_norm:
+            x_BSD = x_BSD + self.dropout(self.self_attention(self.self_attention_norm(x_BSD), keep))
+            x_BSD = x_BSD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BSD)))
+            return x_BSD
+        x_BSD = self.self_attention_norm(x_BSD + self.dropout(self.self_attention(x_BSD, keep)))
+        normed: Tensor = self.feed_forward_norm(x_BSD + self.dropout(self.feed_forward(x_BSD)))
+        return normed
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, cross-attention and feed-forward, each on a residual branch."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.pre_norm = config.norm == "pre"
+        self.self_attention = SelfAttention(config.d_model, config.num_heads, config.attention_dropout)
+        self.self_attention_norm = nn.LayerNorm(config.d_model)
+        self.cross_attention = CrossAttention(config.d_model, config.num_heads, config.attention_dropout)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model)
+        self.feed_forward = FeedForward(config)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model)
+        self.dropout = nn.Dropout(config.dropout)
+
+    def forward(
+        self, x_BTD: Tensor, cross: KeyValue, memory_keep: Tensor | None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """All T positions at once, or with `cache` the newest one of every search row.
+
+        Shape: (B, T, D) to (B, T, D); with `cache` (N, 1, D) to (N, 1, D) while `cross` stays at B rows.
+        """
+        if self.pre_norm:
+            x_BTD = x_BTD + self.dropout(self._attend_self(self.self_attention_norm(x_BTD), cache))
+            normed_BTD = self.cross_attention_norm(x_BTD)
+            x_BTD = x_BTD + self.dropout(self._attend_memory(normed_BTD, cross, memory_keep, cache))
+            x_BTD = x_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTD)))
+            return x_BTD
+        x_BTD = self.self_attention_norm(x_BTD + self.dropout(self._attend_self(x_BTD, cache)))
+        attended_BTD = self._attend_memory(x_BTD, cross, memory_keep, cache)
+        x_BTD = self.cross_attention_norm(x_BTD + self.dropout(attended_BTD))
+        normed: Tensor = self.feed_forward_norm(x_BTD + self.dropout(self.feed_forward(x_BTD)))
+        return normed
+
+    def _attend_self(self, x_BTD: Tensor, cache: LayerCache | None) -> Tensor:
+        if cache is not None:
+            return self.self_attention.step(x_BTD, cache)
+        return self.self_attention.forward(x_BTD, causal=True)
+
+    def _attend_memory(
+        self, x_BTD: Tensor, cross: KeyValue, memory_keep: Tensor | None, cache: LayerCache | None
+    ) -> Tensor:
+        if cache is not None:
+            return self.cross_attention.step(x_BTD, cross, memory_keep)
+        return self.cross_attention.forward(x_BTD, cross, memory_keep)
+
+
+class Transformer(nn.Module):
+    """Source ids to target logits."""
+
+    def __init__(self, config: ModelConfig, src_vocab_size: int, tgt_vocab_size: int) -> None:
+        super().__init__()
+        d_model = config.d_model
+        self.src_embedding = nn.Embedding(src_vocab_size, d_model)
+        tied = config.tied_embeddings
+        self.tgt_embedding = self.src_embedding if tied == "all" else nn.Embedding(tgt_vocab_size, d_model)
+        self.positions = SinusoidalPositions(d_model)
+        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
+        self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
+        # Post-norm layers end in a norm of their own; pre-norm leaves the residual sum to be normed here.
+        pre_norm = config.norm == "pre"
+        self.encoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
+        self.decoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
+        self.output = nn.Linear(d_model, tgt_vocab_size, bias=False)
+        self._initialise()
+        if tied != "none":
+            self.output.weight = self.tgt_embedding.weight
+
+    def forward(self, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
+        """Logits of the next token at every target position. Shape: (B, T, V)."""
+        return self.decode(tgt_in_BT, self.encode(src_BS, src_keep_BS), src_keep_BS)
+
+    def encode(self, src_BS: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
+        """The encoder's output. Shape: (B, S, D)."""
+        keep = None if src_keep_BS is None else src_keep_BS[:, None, None]
+        x_BSD = self._embed(self.src_embedding, src_BS, 0)
+        for layer in self.encoder:
+            x_BSD = layer(x_BSD, keep)
+        memory_BSD: Tensor = self.encoder_norm(x_BSD)
+        return memory_BSD
+
+    def decode(self, tgt_in_BT: Tensor, memory_BSD: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
+        """Logits at every target position, given the encoder's output. Shape: (B, T, V)."""
+        keep = None if src_keep_BS is None else src_keep_BS[:, None, None]
+        x_BTD = self._embed(self.tgt_embedding, tgt_in_BT, 0)
+        for layer in self._decoder_layers():
+            x_BTD = layer(x_BTD, layer.cross_attention.project_memory(memory_BSD), keep)
+        logits_BTV: Tensor = self.output(self.decoder_norm(x_BTD))
+        return logits_BTV
+
+    def prefill(self, src_BS: Tensor, src_keep_BS: Tensor | None = None) -> DecoderState:
+        """Encode once and project the memory once a layer: the state before the first target token."""
+        memory_BSD = self.encode(src_BS, src_keep_BS)
+        return DecoderState(
+            cross=[layer.cross_attention.project_memory(memory_BSD) for layer in self._decoder_layers()],
+            memory_keep=None if src_keep_BS is None else src_keep_BS[:, None, None],
+            layers=[LayerCache() for _ in self.decoder],
+        )
+
+    def decode_step(self, tokens_N: Tensor, state: DecoderState) -> Tensor:
+        """Feed one token a search row, move `state` on by one position. Shape: logits (N, V)."""
+        x_N1D = self._embed(self.tgt_embedding, tokens_N[:, None], state.step)
+        for layer, cross, cache in zip(self.decoder, state.cross, state.layers, strict=True):
+            x_N1D = layer(x_N1D, cross, state.memory_keep, cache)
+        state.step += 1
+        logits_NV: Tensor = self.output(self.decoder_norm(x_N1D[:, 0]))
+        return logits_NV
+
+    def num_parameters(self) -> int:
+        """Trainable numbers, tied ones counted once."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    def _decoder_layers(self) -> list[DecoderLayer]:
+        return cast(list[DecoderLayer], list(self.decoder))
+
+    def _embed(self, embedding: nn.Embedding, ids_BT: Tensor, start: int) -> Tensor:
+        """Scaled embeddings plus positions, with dropout (section 3.4 of the paper). Shape: (B, T, D)."""
+        x_BTD = embedding(ids_BT) * math.sqrt(embedding.embedding_dim)
+        dropped: Tensor = self.embedding_dropout(x_BTD + self.positions(start, ids_BT.shape[1], like=x_BTD))
+        return dropped
+
+    def _initialise(self) -> None:
+        """Glorot-uniform projections, zero biases, embeddings of variance 1/D.
+
+        The blocks of a fused projection are drawn as the separate square matrices that they stand for.
+        """
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                blocks = {"qkv": 3, "kv": 2}.get(name.rpartition(".")[2], 1)
+                for block in module.weight.data.chunk(blocks):
+                    nn.init.xavier_uniform_(block)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+            elif isinstance(module, nn.Embedding):
+                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
+        nn.init.normal_(self.output.weight, std=self.output.in_features**-0.5)

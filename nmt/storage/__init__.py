@@ -1,0 +1,1 @@
+"""Files that are either complete or absent: atomic folders and manifests. Standard library only."""

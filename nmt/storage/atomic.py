@@ -1,0 +1,102 @@
+"""Atomic writes: a file or folder appears under its final name complete, or not at all.
+
+A folder is filled under a temporary name, every file is fsynced, the manifest is written last, then one rename
+commits it (the ordering argument is that of "All File Systems Are Not Created Equal", OSDI 2014).
+"""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from nmt.errors import StorageError
+from nmt.storage.manifest import MANIFEST, manifest_of
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write and fsync a file in place."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Write a file atomically: readers see the old content or the new. Raises: StorageError."""
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        write_file(temporary, data)
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise StorageError(f"Cannot write {path} ({len(data):,} bytes): {error.strerror}.") from error
+
+
+@contextmanager
+def atomic_folder(final: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill; on success it becomes `final`, on an error it is removed.
+
+    An existing `final` is replaced. Raises: StorageError.
+    """
+    temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    try:
+        final.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir()
+        yield temporary
+        commit_folder(temporary, final)
+    except OSError as error:
+        raise StorageError(
+            f"Cannot write {final}: {error.strerror or error}. Nothing that was there before is lost; free space or "
+            f"permissions, then run the same command again."
+        ) from error
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def commit_folder(temporary: Path, final: Path) -> None:
+    """Fsync all of `temporary`, write its manifest, rename it to `final`."""
+    for path in temporary.rglob("*"):
+        if path.is_file():
+            _sync_file(path)
+    write_file(temporary / MANIFEST, manifest_of(temporary))
+    sync_folder(temporary)
+    replaced = final.with_name(f"{final.name}.old-{os.getpid()}")
+    if final.exists():
+        os.rename(final, replaced)
+    os.rename(temporary, final)
+    sync_folder(final.parent)
+    shutil.rmtree(replaced, ignore_errors=True)
+
+
+def remove_stale(folder: Path) -> None:
+    """Remove what a killed process left in `folder`: temporary and replaced entries of dead processes."""
+    for path in folder.glob("*.*-*"):
+        kind, _, pid = path.suffix.lstrip(".").partition("-")
+        if kind in ("tmp", "old") and pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def sync_folder(folder: Path) -> None:
+    """Fsync a folder, so that a rename in it survives power loss."""
+    _sync_file(folder)
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

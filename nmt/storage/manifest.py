@@ -1,0 +1,42 @@
+"""`manifest.json`: the size and sha256 of every file of a folder, by which damage is found."""
+
+import hashlib
+import json
+from pathlib import Path
+
+MANIFEST = "manifest.json"
+
+
+def file_sha256(path: Path) -> str:
+    """Hex sha256 of a file, read in blocks."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def manifest_of(folder: Path) -> bytes:
+    """The manifest of all files below `folder` (itself excepted), as JSON bytes."""
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    entries = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in files}
+    return json.dumps({"format_version": 1, "files": entries}, indent=1).encode()
+
+
+def damage(folder: Path, *, hashes: bool = True) -> str | None:
+    """What is wrong with a folder by its manifest, or None if it is whole.
+
+    With `hashes=False` only names and sizes are compared, which does not read the files.
+    """
+    try:
+        entries = json.loads((folder / MANIFEST).read_bytes())["files"]
+        for name, entry in entries.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != entry["bytes"]:
+                return f"{name} has {path.stat().st_size} bytes, its manifest says {entry['bytes']}"
+            if hashes and file_sha256(path) != entry["sha256"]:
+                return f"{name} was changed: its sha256 is not the manifest's"
+    except FileNotFoundError:
+        return f"{MANIFEST} is missing"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{MANIFEST} cannot be read ({type(error).__name__})"
+    return None

@@ -1,0 +1,1 @@
+"""Text: bytes to lines (`lines`), lines to piece ids and back (`tokenizer`)."""

@@ -1,0 +1,112 @@
+"""The line contract: how bytes become lines, the same everywhere and under every locale.
+
+`\\n` alone separates lines. One trailing `\\r` is dropped, so is a byte-order mark on line 1; invalid UTF-8 becomes
+U+FFFD; tabs and odd separators become spaces and other control characters vanish. A line that holds nothing visible is
+blank. A line longer than `max_line_bytes` is cut there, at a character, and the rest is thrown away in blocks.
+"""
+
+import unicodedata
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from nmt.errors import DataError
+
+MAX_LINE_BYTES = 64 * 1024
+
+_TO_SPACE = [0x09, 0x0B, 0x0C, 0x0D, 0x1C, 0x1D, 0x1E, 0x1F, 0x85, 0x2028, 0x2029]
+_BIDI_CONTROLS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
+_CONTROLS: dict[int, str | None] = {
+    **{code: None for code in [*range(0x20), *range(0x7F, 0xA0), *_BIDI_CONTROLS]},
+    **{code: " " for code in _TO_SPACE},
+}
+_INVISIBLE = frozenset("\u200b\u200c\u200d\u2060\ufeff")
+
+
+@dataclass
+class LineNotes:
+    """What `read_lines` had to mend, for one counted warning at the end."""
+
+    invalid_utf8: list[int] = field(default_factory=list)  # line numbers, from 1
+    too_long: list[int] = field(default_factory=list)
+
+    def warnings(self, name: str) -> list[str]:
+        """The warnings, one a kind, naming the first lines."""
+        kinds = [
+            (self.invalid_utf8, "held invalid UTF-8, replaced by U+FFFD"),
+            (self.too_long, "were cut: longer than the line limit"),
+        ]
+        return [f"{name}: {_enumerate(lines)} {what}." for lines, what in kinds if lines]
+
+
+def read_raw_lines(stream: BinaryIO, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[bytes, bool]]:
+    """Yield each line's bytes without its `\\n`, and whether it was cut at `max_line_bytes`."""
+    while block := stream.readline(max_line_bytes + 1):
+        if block.endswith(b"\n"):
+            yield block[:-1], False
+        elif len(block) <= max_line_bytes:  # the last line, without a newline
+            yield block, False
+        else:
+            while rest := stream.readline(1 << 20):
+                if rest.endswith(b"\n"):
+                    break
+            yield block[:max_line_bytes], True
+
+
+def read_lines(stream: BinaryIO, notes: LineNotes | None = None, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[str]:
+    """Yield each line of a byte stream as text, by the contract but for its controls (see `clean`)."""
+    for number, (raw, cut) in enumerate(read_raw_lines(stream, max_line_bytes), start=1):
+        if number == 1:
+            raw = raw.removeprefix(b"\xef\xbb\xbf")
+        if cut:
+            raw = _cut_at_character(raw)
+            if notes is not None:
+                notes.too_long.append(number)
+        try:
+            yield raw.removesuffix(b"\r").decode("utf-8")
+        except UnicodeDecodeError:
+            if notes is not None:
+                notes.invalid_utf8.append(number)
+            yield raw.removesuffix(b"\r").decode("utf-8", errors="replace")
+
+
+def read_file(path: Path) -> list[str]:
+    """All lines of a text file. Raises: DataError."""
+    try:
+        with path.open("rb") as stream:
+            return list(read_lines(stream))
+    except OSError as error:
+        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def clean(line: str) -> str:
+    """Drop control characters, turn tabs and odd separators into spaces; a blank line becomes empty."""
+    line = line.translate(_CONTROLS)
+    return "" if is_blank(line) else line
+
+
+def is_blank(line: str) -> bool:
+    """Whether a line shows nothing: Unicode white space and zero-width characters alone."""
+    return all(char.isspace() or char in _INVISIBLE for char in line)
+
+
+def excerpt(line: str, limit: int = 60) -> str:
+    """A short form of a line that is safe to print on a terminal."""
+    shown = "".join(c if unicodedata.category(c)[0] != "C" else f"\\u{ord(c):04x}" for c in line[:limit])
+    return shown + ("…" if len(line) > limit else "")
+
+
+def _cut_at_character(raw: bytes) -> bytes:
+    """Take off an incomplete UTF-8 character at the end of a cut line."""
+    for back in range(1, min(4, len(raw)) + 1):
+        lead = raw[-back]
+        if lead & 0xC0 != 0x80:  # not a continuation byte
+            needed = 1 + (lead >= 0xC0) + (lead >= 0xE0) + (lead >= 0xF0)
+            return raw if needed <= back else raw[:-back]
+    return raw
+
+
+def _enumerate(numbers: list[int]) -> str:
+    shown = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
+    return f"{len(numbers)} line(s) ({shown})"

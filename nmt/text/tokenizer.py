@@ -1,0 +1,157 @@
+"""SentencePiece tokenizers: training, encoding, decoding.
+
+A `Tokenizer` serves both sides of a language pair, with one model for both or one each. Encoded sentences end with EOS
+and have no BOS and no padding.
+"""
+
+import hashlib
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import sentencepiece as spm
+
+from nmt.config import TokenizerConfig
+from nmt.errors import BundleError, ConfigError, DataError
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the tokenizers trained here; other code asks the Tokenizer
+
+
+@dataclass(frozen=True)
+class SpecialIds:
+    """Ids of the control pieces, on the target side."""
+
+    pad: int = PAD
+    unk: int = UNK
+    bos: int = BOS
+    eos: int = EOS
+
+
+def train_sentencepiece(lines: Iterable[str], config: TokenizerConfig, num_threads: int) -> bytes:
+    """Train a SentencePiece model on raw lines and return it as bytes.
+
+    The vocabulary may come out smaller than asked if the text does not hold that many pieces.
+    Raises: DataError (no text, or a vocabulary too small for the alphabet).
+    """
+    model = io.BytesIO()
+    try:
+        spm.SentencePieceTrainer.train(
+            sentence_iterator=iter(lines),
+            model_writer=model,
+            model_type=config.type,
+            vocab_size=config.vocab_size,
+            hard_vocab_limit=False,
+            character_coverage=config.character_coverage,
+            byte_fallback=config.byte_fallback,
+            normalization_rule_name=config.normalization,
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            num_threads=num_threads,
+            minloglevel=2,
+        )
+    except (RuntimeError, OSError) as error:
+        raise DataError(
+            f"SentencePiece could not train a {config.type} model of {config.vocab_size:,} pieces: "
+            f"{_reason(error)} A larger tokenizer.vocab_size, or character_coverage below 1, may help."
+        ) from error
+    if not model.getvalue():
+        raise DataError("SentencePiece found no text to train on.")
+    return model.getvalue()
+
+
+class Tokenizer:
+    """The pair of SentencePiece models of a translation model.
+
+    Attributes: src_model, tgt_model: serialised models, one and the same object for a joint tokenizer.
+    """
+
+    def __init__(self, src_model: bytes, tgt_model: bytes | None = None) -> None:
+        self.src_model = src_model
+        self.tgt_model = src_model if tgt_model is None else tgt_model
+        self._src = _load_processor(self.src_model)
+        self._tgt = self._src if self.joint else _load_processor(self.tgt_model)
+        self.special = SpecialIds(self._tgt.pad_id(), self._tgt.unk_id(), self._tgt.bos_id(), self._tgt.eos_id())
+
+    @classmethod
+    def from_files(cls, src_model: Path, tgt_model: Path | None = None) -> "Tokenizer":
+        """Load from SentencePiece files. Raises: ConfigError (no such file), BundleError (not a model)."""
+        models = []
+        for path in [src_model] + ([tgt_model] if tgt_model else []):
+            try:
+                models.append(path.read_bytes())
+            except OSError as error:
+                raise ConfigError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
+        return cls(*models)
+
+    @property
+    def joint(self) -> bool:
+        """Whether one model serves both sides."""
+        return self.src_model is self.tgt_model
+
+    @property
+    def src_vocab_size(self) -> int:
+        """Pieces on the source side, control pieces included."""
+        return int(self._src.get_piece_size())
+
+    @property
+    def tgt_vocab_size(self) -> int:
+        """Pieces on the target side, control pieces included."""
+        return int(self._tgt.get_piece_size())
+
+    @property
+    def sha256(self) -> str:
+        """A digest of both models."""
+        return hashlib.sha256(self.src_model + (b"" if self.joint else self.tgt_model)).hexdigest()
+
+    def encode_src(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """Piece ids of source lines, each ended by EOS."""
+        return self._encode(self._src, lines, num_threads)
+
+    def encode_tgt(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
+        """Piece ids of target lines, each ended by EOS."""
+        return self._encode(self._tgt, lines, num_threads)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of target piece ids; control pieces vanish."""
+        return str(self._tgt.decode(list(ids)))
+
+    def decode_pieces(self, pieces: Sequence[str], *, side: str, ids: bool) -> str:
+        """Text of pieces given as strings, or of their numbers. Raises: ValueError, IndexError."""
+        processor = self._src if side == "src" else self._tgt
+        return str(processor.decode([int(piece) for piece in pieces] if ids else list(pieces)))
+
+    def src_pieces(self, ids: Sequence[int]) -> list[str]:
+        """Surface of source pieces, `▁` opening a word."""
+        return [str(piece) for piece in self._src.id_to_piece(list(ids))]
+
+    def tgt_pieces(self, ids: Sequence[int]) -> list[str]:
+        """Surface of target pieces, `▁` opening a word."""
+        return [str(piece) for piece in self._tgt.id_to_piece(list(ids))]
+
+    @staticmethod
+    def _encode(processor: spm.SentencePieceProcessor, lines: Sequence[str], num_threads: int) -> list[list[int]]:
+        encoded: list[list[int]] = processor.encode(list(lines), out_type=int, add_eos=True, num_threads=num_threads)
+        return encoded
+
+
+def _load_processor(model: bytes) -> spm.SentencePieceProcessor:
+    try:
+        processor = spm.SentencePieceProcessor(model_proto=model)
+    except (RuntimeError, OSError) as error:
+        raise BundleError("The tokenizer is not a SentencePiece model.") from error
+    missing = [name for name in ("pad", "unk", "bos", "eos") if getattr(processor, f"{name}_id")() < 0]
+    if missing:
+        raise BundleError(
+            f"The tokenizer has no {', '.join(missing)} piece. Train SentencePiece with pad_id={PAD}, unk_id={UNK}, "
+            f"bos_id={BOS}, eos_id={EOS}, or let nmt train it."
+        )
+    return processor
+
+
+def _reason(error: Exception) -> str:
+    """SentencePiece's own words without its source location."""
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return text.rsplit("] ", 1)[-1].strip().rstrip(".") + "."

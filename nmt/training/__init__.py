@@ -1,0 +1,1 @@
+"""Training: loss, optimiser, checkpoints, the loop, and what is shown of it."""

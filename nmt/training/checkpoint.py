@@ -1,0 +1,127 @@
+"""Checkpoints: a bundle plus the state from which training goes on exactly as if it had not stopped.
+
+`checkpoints/ckpt-NNNNNN/` holds the bundle's files, `optimizer.safetensors` (Adam's moments by parameter name) and
+`state.json` (a few integers and the scores so far). It appears complete or not at all; no pickle anywhere.
+"""
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors.torch import load as deserialize_tensors
+from safetensors.torch import save as serialize_tensors
+from torch import Tensor
+
+from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
+from nmt.model.transformer import Transformer
+from nmt.storage.atomic import atomic_folder, write_file
+from nmt.storage.manifest import damage
+
+
+@dataclass
+class TrainState:
+    """Where training stands, but for weights and moments.
+
+    Attributes:
+        epoch, batch_index: position in the stream of batches: the next one.
+        micro_batches: drawn so far; their number seeds dropout.
+        tokens: real target tokens trained on.
+        minutes: of training, summed over resumes.
+        scores: the decisive metric (oriented so that more is better) by update.
+        worse_in_a_row: validations since the best one.
+    """
+
+    update: int = 0
+    epoch: int = 0
+    batch_index: int = 0
+    micro_batches: int = 0
+    tokens: int = 0
+    minutes: float = 0.0
+    best_update: int = 0
+    worse_in_a_row: int = 0
+    loss_scale: float = 65536.0
+    scores: dict[str, float] = field(default_factory=dict)
+
+    def add_score(self, score: float) -> bool:
+        """Record the validation of the current update. Returns: whether it is the best so far."""
+        best = self.scores.get(str(self.best_update))
+        better = best is None or score > best
+        self.scores[str(self.update)] = score
+        self.best_update = self.update if better else self.best_update
+        self.worse_in_a_row = 0 if better else self.worse_in_a_row + 1
+        return better
+
+
+def save_checkpoint(run: Path, bundle: Bundle, optimizer: torch.optim.AdamW, state: TrainState) -> Path:
+    """Commit a checkpoint of the current update. Raises: StorageError."""
+    folder = run / "checkpoints" / checkpoint_name(state.update)
+    with atomic_folder(folder) as temporary:
+        bundle.write_into(temporary)
+        moments = serialize_tensors(_moments(bundle.model, optimizer))
+        write_file(temporary / "optimizer.safetensors", moments)
+        write_file(temporary / "state.json", json.dumps(asdict(state)).encode())
+    return folder
+
+
+def load_state(folder: Path) -> TrainState:
+    """Read `state.json` of a checkpoint."""
+    return TrainState(**json.loads((folder / "state.json").read_bytes()))
+
+
+def restore(folder: Path, model: Transformer, optimizer: torch.optim.AdamW) -> TrainState:
+    """Put a checkpoint's weights and moments into `model` and `optimizer`."""
+    device = next(model.parameters()).device
+    load_weights(model, deserialize_tensors((folder / "model.safetensors").read_bytes()))
+    moments = deserialize_tensors((folder / "optimizer.safetensors").read_bytes())
+    for name, parameter in model.named_parameters():
+        keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}.{key}" in moments]
+        optimizer.state[parameter] = {key: moments[f"{name}.{key}"].to(device) for key in keys}
+    return load_state(folder)
+
+
+def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that its manifest confirms, and what is wrong with newer ones."""
+    problems: list[str] = []
+    for folder in reversed(list_checkpoints(run)):
+        problem = damage(folder)
+        if problem is None:
+            return folder, problems
+        problems.append(f"{folder} is damaged ({problem}); it is passed over")
+    return None, problems
+
+
+def kept_updates(updates: Sequence[int], state: TrainState, keep_last: int, keep_best: int) -> set[int]:
+    """The updates whose checkpoints stay: the last ones and the best ones."""
+    return set(sorted(updates)[-keep_last:]) | set(best_updates(state, keep_best))
+
+
+def best_updates(state: TrainState, count: int) -> list[int]:
+    """Updates by score, best first; of equals the earlier."""
+    return sorted(map(int, state.scores), key=lambda update: (-state.scores[str(update)], update))[:count]
+
+
+def prune(run: Path, state: TrainState, keep_last: int, keep_best: int) -> None:
+    """Delete the checkpoints that are neither among the last nor the best."""
+    folders = {int(folder.name.removeprefix("ckpt-")): folder for folder in list_checkpoints(run)}
+    for update in folders.keys() - kept_updates(list(folders), state, keep_last, keep_best):
+        shutil.rmtree(folders[update])
+
+
+def average(folders: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of the checkpoints' weights, taken in float64: as in Vaswani et al. 2017, section 6.1."""
+    total: dict[str, Tensor] = {}
+    for folder in folders:
+        for name, tensor in deserialize_tensors((folder / "model.safetensors").read_bytes()).items():
+            total[name] = tensor.double() + total[name] if name in total else tensor.double()
+    return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
+
+
+def _moments(model: Transformer, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+    return {
+        f"{name}.{key}": value.detach().cpu().contiguous()
+        for name, parameter in model.named_parameters()
+        for key, value in optimizer.state[parameter].items()
+    }
