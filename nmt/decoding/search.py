@@ -218,7 +218,7 @@ def _advance(candidates: _Candidates, beams: _Beams, options: SearchOptions) -> 
 
 def _is_done(finished: list[Hypothesis], best_unfinished: float, max_length: int, options: SearchOptions) -> bool:
     """Whether more search cannot change a sentence's n-best list, or its beam is full."""
-    if best_unfinished == -torch.inf or len(finished) >= options.beam_size:
+    if not best_unfinished > -torch.inf or len(finished) >= options.beam_size:  # `not >`: true of NaN too
         return True
     if len(finished) < options.n_best:
         return False

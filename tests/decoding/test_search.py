@@ -442,3 +442,17 @@ def test_half_precision_logits_are_normalised_in_float32(how: Search, dtype: tor
     for [ours], [theirs] in zip(run(tables, how), run(exact, how), strict=True):
         assert ours.ids == theirs.ids
         assert abs(ours.log_prob - theirs.log_prob) < 1e-5
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("how", [greedy_search, beam_search])
+@pytest.mark.parametrize("logit", [math.nan, math.inf])
+def test_a_model_of_nan_or_infinity_ends_too_and_spoils_no_other_sentence(how: Search, logit: float) -> None:
+    tables = random_tables(np.random.default_rng(9), 0.6)
+    alone = replace(tables, logits_BNV=tables.logits_BNV[:1], max_lengths=tables.max_lengths[:1])
+    both = replace(
+        tables,
+        logits_BNV=torch.cat([alone.logits_BNV, torch.full_like(alone.logits_BNV, logit)]),
+        max_lengths=alone.max_lengths.repeat(2),
+    )
+    assert run(both, how)[0] == run(alone, how)[0]

@@ -1,0 +1,39 @@
+# Set-up and checks. `make demo` and `make test` are all that a fresh machine needs: Python 3.11 or newer, and pip.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: setup demo test test-slow lint type bench-multi30k bench-wmt bench-help clean
+
+setup: .venv/installed
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev,bench]'
+	touch $@
+
+demo: setup            # the commands of the README's first minute, timed and scored
+	$(BIN)/python tests/e2e/demo.py
+
+test: setup lint type  # what CI runs
+	$(BIN)/pytest -m 'not slow'
+
+test-slow: setup       # all tests, the slow ones too
+	$(BIN)/pytest
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup
+	$(BIN)/mypy
+
+bench-multi30k: setup  # trains 20 minutes on ../shared/data/multi30k, scores test_2016_flickr
+	$(BIN)/python tests/bench/multi30k.py
+
+bench-wmt: setup       # 4.5 million made-up pairs through data, tokenizer, cache and 200 updates: about 30 minutes
+	$(BIN)/python tests/bench/wmt.py
+
+bench-help: setup      # the time of nmt --help
+	$(BIN)/python tests/bench/help_time.py
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
