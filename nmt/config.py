@@ -276,7 +276,7 @@ def _explain(problem: ErrorDetails) -> str:
         return f"[{section}] {key}: missing; it has no default." if key else f"[{section}]: this section is missing."
     message = problem["msg"].removeprefix("Value error, ")
     if not key:
-        return f"[{section}]: {message}"
+        return f"[{section}]: {message}" if section else message
     return f"[{section}] {key} = {problem['input']!r}: {message}{_allowed_range(location)}"
 
 

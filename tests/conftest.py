@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from figures import REAL_DATA, figure_line
 
-ROOT = Path(__file__).parent.parent
-REAL_DATA = ROOT.parent / "shared" / "data"
 _figures: list[str] = []
 
 
@@ -15,7 +14,7 @@ def figure() -> Callable[..., None]:
     """`figure(name, value, asked, ok)`: record a measured figure, printed when the run ends; fail if it is not ok."""
 
     def record(name: str, value: object, asked: str, ok: bool) -> None:
-        _figures.append(f"FIGURE {name} = {value} (asked {asked}) {'ok' if ok else 'short'}")
+        _figures.append(figure_line(name, value, asked, ok))
         assert ok, _figures[-1]
 
     return record

@@ -1,13 +1,15 @@
 """`nmt train`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from nmt.cli.options import Device, Quiet, Threads, use_threads
-from nmt.config import Config, apply_overrides, load_config
 from nmt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nmt.config import Config
 
 
 def train(
@@ -46,12 +48,13 @@ def train(
 
 def _recipe(
     config: Path | None, src: Path | None, tgt: Path | None, overrides: list[str], device: str
-) -> tuple[Config, str]:
+) -> tuple["Config", str]:
     """The config and the name of its run."""
+    from nmt.config import apply_overrides, load_config, parse_config
+
     if config is not None and src is None and tgt is None:
         return load_config(config, overrides), config.stem
     if config is None and src is not None and tgt is not None:
-        from nmt.config import parse_config
         from nmt.training.presets import preset_for_files
 
         tables = preset_for_files(src, tgt, device)

@@ -36,14 +36,19 @@ class TokenCache:
         problem = damage(folder, hashes=False)
         if problem:
             raise DataError(f"The token cache {folder} is damaged: {problem}. Delete it; it will be built again.")
-        meta = json.loads((folder / "meta.json").read_text())
-        if meta["format_version"] != FORMAT_VERSION:
+        try:
+            meta = json.loads((folder / "meta.json").read_text())
+            version, dtype = meta["format_version"], np.dtype(meta["dtype"])
+            self.dropped: dict[str, int] = meta["dropped"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"The token cache {folder} is damaged: meta.json was changed. Delete it; it will be built again."
+            ) from error
+        if version != FORMAT_VERSION:
             raise DataError(
                 f"The token cache {folder} is of another version of nmt. Delete it; it will be built again."
             )
         self.folder = folder
-        self.dropped: dict[str, int] = meta["dropped"]
-        dtype = np.dtype(meta["dtype"])
         self._tokens = {side: _map(folder / f"{side}.tokens", dtype) for side in ("src", "tgt")}
         self._offsets = {side: _map(folder / f"{side}.offsets", np.dtype(np.uint64)) for side in ("src", "tgt")}
         self.src_lengths = np.diff(self._offsets["src"]).astype(np.int32)

@@ -59,10 +59,12 @@ def prepare(config: Config, cache: Path, say: Say, tokenizer: Tokenizer | None =
     keep = train.keep.copy()
     if data.valid is None:
         valid_source, valid_keep = data.train, _hold_out(keep, data.valid_size, config.training.seed)
+        valid_dropped = Counter[str]()
         keep &= ~valid_keep
     else:
         valid_source = [data.valid]
-        valid_keep = _scan(config, valid_source, remove_duplicates=False).keep
+        valid = _scan(config, valid_source, remove_duplicates=False)
+        valid_keep, valid_dropped = valid.keep, valid.dropped
     if tokenizer is None:
         tokenizer = _given_tokenizer(config) or _train_tokenizer(config, train, cache, say)
     # Validation is read before training text is encoded, so that its mistakes show early.
@@ -71,7 +73,7 @@ def prepare(config: Config, cache: Path, say: Say, tokenizer: Tokenizer | None =
     train_cache = _cache(config, data.train, keep, train.content_hash, tokenizer, cache, say, "train")
     counts = {
         "train": _counts(len(train.keep), train.dropped, train_cache),
-        "valid": _counts(len(valid_src), Counter(), valid_cache),
+        "valid": _counts(len(valid_src) + valid_dropped.total(), valid_dropped, valid_cache),
     }
     for split, of_split in counts.items():
         say(f"{split}: " + ", ".join(f"{number:,} {rule}" for rule, number in of_split.items()))
@@ -135,7 +137,10 @@ def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Toke
         if not path.is_file():
             say(f"training a {options.type} tokenizer on {len(sample):,} lines")
             if not sample:
-                raise DataError("There is no text to train a tokenizer on: every training pair is empty.")
+                raise DataError(
+                    f"There is no text to train a tokenizer on: of {len(train.keep):,} training pairs, "
+                    f"{train.dropped['empty']:,} have an empty side."
+                )
             replace_file(path, train_sentencepiece(sample, options, os.cpu_count() or 1))
         models.append(path.read_bytes())
     tokenizer = Tokenizer(*models)

@@ -83,7 +83,8 @@ def greedy_search(step: Step, state: RowState, max_lengths: Tensor, options: Sea
         best_B, tokens_B = step_log_probs_BV.max(-1)
         log_probs_B = log_probs_B + best_B
         history_BT = torch.cat([history_BT, tokens_B[:, None]], dim=1)
-        ended = (tokens_B == options.eos).tolist()
+        # At the limit even if EOS, the only token allowed there, is impossible.
+        ended = ((tokens_B == options.eos) | (history_BT.shape[1] >= max_lengths)).tolist()
         for row, log_prob in enumerate(log_probs_B.tolist()):
             if ended[row]:
                 done[numbers[row]].append(_hypothesis(history_BT[row], log_prob, options))

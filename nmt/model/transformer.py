@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig
 from nmt.model.attention import CrossAttention, SelfAttention
+from nmt.model.dropout import Dropout
 from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache
 from nmt.model.positions import SinusoidalPositions
 
@@ -28,7 +29,7 @@ class FeedForward(nn.Module):
         self.gated = config.activation == "swiglu"
         self.up = nn.Linear(config.d_model, config.d_ff * (2 if self.gated else 1))
         self.down = nn.Linear(config.d_ff, config.d_model)
-        self.dropout = nn.Dropout(config.activation_dropout)
+        self.dropout = Dropout(config.activation_dropout)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Shape: (B, T, D) to (B, T, D)."""
@@ -52,7 +53,7 @@ class EncoderLayer(nn.Module):
         self.self_attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(self, x_BSD: Tensor, keep: Tensor | None) -> Tensor:
         """Shape: (B, S, D) to (B, S, D). `keep`: bool (B, 1, 1, S)."""
@@ -77,7 +78,7 @@ class DecoderLayer(nn.Module):
         self.cross_attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
 
     def forward(
         self, x_BTD: Tensor, cross: KeyValue, memory_keep: Tensor | None, cache: LayerCache | None = None
@@ -121,7 +122,7 @@ class Transformer(nn.Module):
         tied = config.tied_embeddings
         self.tgt_embedding = self.src_embedding if tied == "all" else nn.Embedding(tgt_vocab_size, d_model)
         self.positions = SinusoidalPositions(d_model)
-        self.embedding_dropout = nn.Dropout(config.embedding_dropout)
+        self.embedding_dropout = Dropout(config.embedding_dropout)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         # Post-norm layers end in a norm of their own; pre-norm leaves the residual sum to be normed here.

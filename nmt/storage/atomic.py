@@ -7,7 +7,7 @@ commits it (the ordering argument is that of "All File Systems Are Not Created E
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from nmt.errors import StorageError
@@ -30,7 +30,8 @@ def replace_file(path: Path, data: bytes) -> None:
         os.replace(temporary, path)
         sync_folder(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with suppress(OSError):
+            temporary.unlink()
         raise StorageError(f"Cannot write {path} ({len(data):,} bytes): {error.strerror}.") from error
 
 
@@ -65,18 +66,34 @@ def commit_folder(temporary: Path, final: Path) -> None:
     sync_folder(temporary)
     replaced = final.with_name(f"{final.name}.old-{os.getpid()}")
     if final.exists():
+        shutil.rmtree(replaced, ignore_errors=True)  # left by a dead process that had our number
         os.rename(final, replaced)
-    os.rename(temporary, final)
+    try:
+        os.rename(temporary, final)
+    except OSError:
+        if replaced.exists():
+            os.rename(replaced, final)
+        raise
     sync_folder(final.parent)
     shutil.rmtree(replaced, ignore_errors=True)
 
 
 def remove_stale(folder: Path) -> None:
-    """Remove what a killed process left in `folder`: temporary and replaced entries of dead processes."""
-    for path in folder.glob("*.*-*"):
+    """Remove what a killed process left in `folder`: temporary and replaced entries of dead processes.
+
+    An entry that was moved aside while its replacement never came goes back to its place.
+    """
+    for path in list(folder.glob("*.*-*")):
         kind, _, pid = path.suffix.lstrip(".").partition("-")
-        if kind in ("tmp", "old") and pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        if kind not in ("tmp", "old") or not pid.isdecimal() or _alive(int(pid)):
+            continue
+        final = path.with_suffix("")
+        if kind == "old" and not final.exists():
+            os.rename(path, final)
+        elif path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
@@ -97,6 +114,6 @@ def _alive(pid: int) -> bool:
         os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:
+    except (PermissionError, OverflowError):  # another user's; a number no process has, so no process of ours left it
         return True
     return True

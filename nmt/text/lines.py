@@ -15,13 +15,13 @@ from nmt.errors import DataError
 
 MAX_LINE_BYTES = 64 * 1024
 
-_TO_SPACE = [0x09, 0x0B, 0x0C, 0x0D, 0x1C, 0x1D, 0x1E, 0x1F, 0x85, 0x2028, 0x2029]
+_TO_SPACE = [0x09, 0x0A, 0x0B, 0x0C, 0x0D, 0x1C, 0x1D, 0x1E, 0x1F, 0x85, 0x2028, 0x2029]
 _BIDI_CONTROLS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _CONTROLS: dict[int, str | None] = {
     **{code: None for code in [*range(0x20), *range(0x7F, 0xA0), *_BIDI_CONTROLS]},
     **{code: " " for code in _TO_SPACE},
 }
-_INVISIBLE = frozenset("\u200b\u200c\u200d\u2060\ufeff")
+_INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufeff")
 
 
 @dataclass

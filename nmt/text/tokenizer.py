@@ -53,6 +53,8 @@ def train_sentencepiece(lines: Iterable[str], config: TokenizerConfig, num_threa
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:
+        if "sentences_.empty()" in str(error) or "all_chars_count" in str(error):
+            raise DataError("SentencePiece found no text to train on.") from error
         raise DataError(
             f"SentencePiece could not train a {config.type} model of {config.vocab_size:,} pieces: "
             f"{_reason(error)} A larger tokenizer.vocab_size, or character_coverage below 1, may help."

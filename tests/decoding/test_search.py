@@ -446,13 +446,9 @@ def test_half_precision_logits_are_normalised_in_float32(how: Search, dtype: tor
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("how", [greedy_search, beam_search])
-@pytest.mark.parametrize("logit", [math.nan, math.inf])
-def test_a_model_of_nan_or_infinity_ends_too_and_spoils_no_other_sentence(how: Search, logit: float) -> None:
-    tables = random_tables(np.random.default_rng(9), 0.6)
-    alone = replace(tables, logits_BNV=tables.logits_BNV[:1], max_lengths=tables.max_lengths[:1])
-    both = replace(
-        tables,
-        logits_BNV=torch.cat([alone.logits_BNV, torch.full_like(alone.logits_BNV, logit)]),
-        max_lengths=alone.max_lengths.repeat(2),
-    )
+@pytest.mark.parametrize("row", [[math.nan] * 4, [math.inf] * 4, [0.0, -math.inf, 0.0, 0.0]])
+def test_a_broken_sentence_ends_too_and_spoils_no_other(how: Search, row: list[float]) -> None:
+    alone = tables_of(EVEN, 4, **NO_BOS)
+    broken = torch.tensor(row, dtype=torch.double).expand_as(alone.logits_BNV)
+    both = replace(alone, logits_BNV=torch.cat([alone.logits_BNV, broken]), max_lengths=alone.max_lengths.repeat(2))
     assert run(both, how)[0] == run(alone, how)[0]

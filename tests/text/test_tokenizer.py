@@ -1,0 +1,251 @@
+"""Tokenizers: round trips, honest sizes, and user text that never turns into control pieces."""
+
+import io
+import random
+import unicodedata
+from collections.abc import Callable
+from dataclasses import astuple
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt.config import TokenizerConfig
+from nmt.errors import BundleError, ConfigError, DataError
+from nmt.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_sentencepiece
+
+Figure = Callable[..., None]
+CONTROLS = {PAD, UNK, BOS, EOS}
+SPECIALS = ["</s>", "<pad>", "<unk>", "<s>", "<0x41>", "▁", "<2de>"]
+
+
+def corpus(alphabet: str, lines: int = 100, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    words = ["".join(rng.choices(alphabet, k=rng.randint(2, 7))) for _ in range(80)]
+    return [" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(lines)]
+
+
+LATIN = corpus("abcdefghijklmnopqrstuvwxyz") + ["a </s> b <pad> c <unk> <s>"] * 20
+CYRILLIC = corpus("абвгдежзиклмнопрстуфхцчшщыэюя")
+
+
+def train(lines: list[str] = LATIN, **options: object) -> bytes:
+    return train_sentencepiece(lines, TokenizerConfig.model_validate({"vocab_size": 400, **options}), num_threads=1)
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    """A joint tokenizer whose training text itself holds `</s>` and its like."""
+    return Tokenizer(train(type=request.param))
+
+
+@pytest.fixture(scope="module")
+def identity() -> Tokenizer:
+    return Tokenizer(train(normalization="identity"))
+
+
+def test_special_ids(tokenizer: Tokenizer) -> None:
+    assert astuple(tokenizer.special) == (PAD, UNK, BOS, EOS) == (0, 1, 2, 3)
+    assert tokenizer.tgt_pieces([PAD, UNK, BOS, EOS]) == ["<pad>", "<unk>", "<s>", "</s>"]
+
+
+def test_lines_end_with_one_eos_and_have_no_bos_and_no_padding(tokenizer: Tokenizer) -> None:
+    encoded = tokenizer.encode_src([*LATIN[:20], "", " "])
+    assert len(encoded) == 22
+    assert [ids.count(EOS) for ids in encoded] == [1] * 22
+    assert [ids[-1] for ids in encoded] == [EOS] * 22
+    assert encoded[-2:] == [[EOS], [EOS]]
+    assert not any({PAD, UNK, BOS} & set(ids) for ids in encoded)
+    assert tokenizer.encode_src([]) == []
+
+
+def test_threads_change_nothing(tokenizer: Tokenizer) -> None:
+    assert tokenizer.encode_src(LATIN, num_threads=4) == tokenizer.encode_src(LATIN)
+
+
+def test_decode_drops_control_pieces(tokenizer: Tokenizer) -> None:
+    (ids,) = tokenizer.encode_tgt(["abc def"])
+    assert tokenizer.decode([BOS, *ids, PAD, PAD]) == "abc def"
+    assert tokenizer.decode([]) == tokenizer.decode([EOS]) == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "back"),
+    [
+        ("a  b", "a b"),
+        (" leading and trailing ", "leading and trailing"),
+        ("wait…", "wait..."),
+        ("ﬁne", "fine"),
+        ("ｆｕｌｌ １２３", "full 123"),
+        ("non\xa0breaking", "non breaking"),
+        ("Grün, ça va ñ", "Grün, ça va ñ"),
+        ("👨\u200d👩\u200d👧 family", "👨\u200d👩\u200d👧 family"),
+        ("漢字 かな", "漢字 かな"),
+        ("שלום مرحبا", "שלום مرحبا"),
+        ("a </s> b <pad> <unk> ▁ <2de>", "a </s> b <pad> <unk> <2de>"),
+    ],
+)
+def test_round_trip_is_the_normalised_text(tokenizer: Tokenizer, text: str, back: str) -> None:
+    """What `nmt_nfkc` changes, row by row; everything else comes back letter by letter."""
+    (ids,) = tokenizer.encode_tgt([text])
+    assert tokenizer.decode(ids) == back
+
+
+@pytest.mark.parametrize("text", ["wait…", "ﬁne", "ｆｕｌｌ", "👨\u200d👩\u200d👧 family", "non\xa0breaking"])
+def test_identity_normalisation_changes_nothing(identity: Tokenizer, text: str) -> None:
+    (ids,) = identity.encode_tgt([text])
+    assert identity.decode(ids) == text
+
+
+# Letters, digits, signs and symbols of all of Unicode: what identity normalisation brings back as it was.
+VISIBLE = [c for c in map(chr, range(0x21, 0x20000)) if unicodedata.category(c)[0] in "LNPS" and c != "▁"]
+
+
+def any_text(rng: random.Random) -> str:
+    """Words and control pieces, joined by spaces or by nothing."""
+    words = [
+        rng.choice(SPECIALS[:5]) if rng.random() < 0.4 else "".join(rng.choices(VISIBLE, k=rng.randint(1, 6)))
+        for _ in range(rng.randint(0, 8))
+    ]
+    return rng.choice([" ", ""]).join(words)
+
+
+def held(tokenizer: Tokenizer, text: str) -> bool:
+    """Whether the ids of a text are in range, with EOS at the end and no other control piece."""
+    (ids,) = tokenizer.encode_src([text])
+    in_range = all(0 <= piece < tokenizer.src_vocab_size for piece in ids)
+    return in_range and ids[-1] == EOS and not CONTROLS & set(ids[:-1])
+
+
+def test_user_text_never_becomes_a_control_piece(tokenizer: Tokenizer, identity: Tokenizer, figure: Figure) -> None:
+    rng = random.Random(5)
+    texts = [any_text(rng) for _ in range(2500)]
+    wrong = [text for text in texts if not held(tokenizer, text)]
+    back = [identity.decode(ids) for ids in identity.encode_tgt(texts)]
+    wrong += [text for text, same in zip(texts, back, strict=True) if text != same]
+    # The negative control: looked up by name these are control pieces, and a tokenizer without bytes says <unk>.
+    assert {identity._tgt.piece_to_id(piece) for piece in SPECIALS[:4]} == CONTROLS
+    assert not held(Tokenizer(train(byte_fallback=False)), "漢")
+    figure(f"tokenizer_round_trip ({tokenizer.src_vocab_size} pieces)", f"{len(wrong)} wrong of {len(texts)} texts", "0", not wrong)
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(codec="utf-8")))
+def test_any_text_at_all_has_no_control_piece(tokenizer: Tokenizer, text: str) -> None:
+    assert held(tokenizer, text)
+
+
+def test_byte_fallback_gives_no_unk_on_an_unseen_alphabet() -> None:
+    with_bytes, without = Tokenizer(train()), Tokenizer(train(byte_fallback=False))
+    text = [*CYRILLIC[:10], "Привет, мир!", "漢字"]
+    assert not any(UNK in ids for ids in with_bytes.encode_src(text))
+    assert [with_bytes.decode(ids) for ids in with_bytes.encode_src(text)] == text
+    assert all(UNK in ids for ids in without.encode_src(text))  # negative control
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_vocabulary_limit_is_soft(kind: str, byte_fallback: bool) -> None:
+    asked = Tokenizer(train(LATIN[:100], type=kind, vocab_size=32_000, byte_fallback=byte_fallback))
+    assert 50 < asked.src_vocab_size < 5_000
+    assert asked.src_vocab_size == asked.tgt_vocab_size
+    assert max(max(ids) for ids in asked.encode_src(LATIN[:100])) < asked.src_vocab_size
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_vocabulary_has_the_size_asked_where_text_suffices(kind: str) -> None:
+    assert Tokenizer(train(type=kind, vocab_size=350)).src_vocab_size == 350
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_training_is_deterministic(kind: str, threads: int) -> None:
+    config = TokenizerConfig(type=kind, vocab_size=400)  # type: ignore[arg-type]
+    first, second = (train_sentencepiece(LATIN, config, threads) for _ in range(2))
+    assert first == second
+    assert first != train_sentencepiece(LATIN[1:], config, threads)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_pieces_do_not_depend_on_threads(kind: str) -> None:
+    config = TokenizerConfig(type=kind, vocab_size=400)  # type: ignore[arg-type]
+    one, three = (Tokenizer(train_sentencepiece(LATIN, config, threads)) for threads in (1, 3))
+    assert one.src_pieces(range(one.src_vocab_size)) == three.src_pieces(range(three.src_vocab_size))
+    assert one.encode_src(LATIN) == three.encode_src(LATIN)
+
+
+def test_joint_and_separate() -> None:
+    latin, cyrillic = train(), train(CYRILLIC, vocab_size=350)
+    joint, separate = Tokenizer(latin), Tokenizer(latin, cyrillic)
+    assert joint.joint and not separate.joint
+    assert joint.encode_src(LATIN[:5]) == joint.encode_tgt(LATIN[:5]) == separate.encode_src(LATIN[:5])
+    assert (separate.src_vocab_size, separate.tgt_vocab_size) == (400, 350)
+    (ids,) = separate.encode_tgt(CYRILLIC[:1])
+    assert separate.decode(ids) == CYRILLIC[0]
+    assert separate.tgt_pieces(ids)[0].startswith("▁") and separate.tgt_pieces(ids)[-1] == "</s>"
+    assert separate.src_pieces(separate.encode_src(["abc"])[0])[0].startswith("▁")
+    assert len({joint.sha256, separate.sha256, Tokenizer(cyrillic).sha256}) == 3
+    assert Tokenizer(latin).sha256 == joint.sha256
+
+
+def test_decode_pieces_by_side() -> None:
+    separate = Tokenizer(train(), train(CYRILLIC, vocab_size=350))
+    (ids,) = separate.encode_src(["abc def"])
+    assert separate.decode_pieces(separate.src_pieces(ids), side="src", ids=False) == "abc def"
+    assert separate.decode_pieces([str(piece) for piece in ids], side="src", ids=True) == "abc def"
+    with pytest.raises(ValueError, match="invalid literal"):
+        separate.decode_pieces(["x"], side="src", ids=True)
+    with pytest.raises(IndexError):
+        separate.decode_pieces(["99999"], side="tgt", ids=True)
+
+
+@pytest.mark.parametrize("lines", [[], [""], ["", " "]], ids=repr)
+def test_no_text_is_an_error_that_says_so(lines: list[str]) -> None:
+    with pytest.raises(DataError, match="no text to train on"):
+        train(lines)
+
+
+def test_vocabulary_smaller_than_the_alphabet_says_what_helps() -> None:
+    with pytest.raises(DataError, match=r"bpe model of 16 pieces.*larger tokenizer\.vocab_size") as caught:
+        train(vocab_size=16)
+    assert ".cc" not in str(caught.value)  # no source location of SentencePiece
+
+
+@pytest.mark.parametrize("model", [b"junk", b"\x00" * 100, b"{}"], ids=repr)
+def test_what_is_no_model(model: bytes) -> None:
+    with pytest.raises(BundleError, match="not a SentencePiece model"):
+        Tokenizer(model)
+
+
+def test_model_without_special_pieces_names_them() -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LATIN), model_writer=model, vocab_size=100, bos_id=-1, minloglevel=2
+    )
+    with pytest.raises(BundleError, match=r"no pad, bos piece.*pad_id=0"):
+        Tokenizer(model.getvalue())
+
+
+def test_models_with_other_special_ids_are_asked_for_theirs() -> None:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(LATIN), model_writer=model, vocab_size=100, minloglevel=2,
+        unk_id=0, bos_id=1, eos_id=2, pad_id=3,
+    )  # fmt: skip
+    tokenizer = Tokenizer(model.getvalue())
+    assert astuple(tokenizer.special) == (3, 0, 1, 2)
+    assert tokenizer.encode_src(["abc"])[0][-1] == 2
+
+
+def test_from_files(tmp_path: Path) -> None:
+    src, tgt = tmp_path / "src.model", tmp_path / "tgt.model"
+    src.write_bytes(train())
+    tgt.write_bytes(train(CYRILLIC, vocab_size=350))
+    assert Tokenizer.from_files(src).joint
+    assert Tokenizer.from_files(src, tgt).tgt_vocab_size == 350
+    with pytest.raises(ConfigError, match=r"Cannot read the tokenizer .*none\.model"):
+        Tokenizer.from_files(tmp_path / "none.model")
+    with pytest.raises(ConfigError, match=r"none\.model"):
+        Tokenizer.from_files(src, tmp_path / "none.model")
