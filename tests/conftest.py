@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from figures import REAL_DATA, figure_line
 
 _figures: list[str] = []

@@ -1,7 +1,7 @@
 """The token cache: a corpus as flat arrays of piece ids on disk, memory-mapped, keyed by content.
 
-A cache folder holds `{src,tgt}.tokens` (uint16 or uint32), `{src,tgt}.offsets` (uint64, one more than pairs), `meta.json`
-and a manifest. It appears complete or not at all.
+A cache folder holds `{src,tgt}.tokens` (uint16 or uint32), `{src,tgt}.offsets` (uint64, one more than pairs),
+`meta.json` and a manifest. It appears complete or not at all.
 """
 
 import json

@@ -79,8 +79,8 @@ def prepare(config: Config, cache: Path, say: Say, tokenizer: Tokenizer | None =
         say(f"{split}: " + ", ".join(f"{number:,} {rule}" for rule, number in of_split.items()))
         if not of_split["kept"]:
             raise DataError(
-                f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two sides "
-                f"are translations of each other, and data.max_length and data.max_length_ratio."
+                f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two "
+                f"sides are translations of each other, and data.max_length and data.max_length_ratio."
             )
     return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts)
 

@@ -4,6 +4,7 @@ A chunk is `(src_lines, tgt_lines)`, two lists of equal length, cleaned by the l
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -113,6 +114,8 @@ def _load_dataset(source: Source) -> Any:
     import datasets
 
     assert source.hf is not None
+    if not sys.stderr.isatty():
+        datasets.disable_progress_bars()
     local = Path(source.hf)
     options: dict[str, str | None] = {"name": source.name}
     if local.is_dir() and source.name and not (local / "README.md").is_file():

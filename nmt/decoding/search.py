@@ -4,13 +4,14 @@ The search knows neither text nor model: it calls `step(tokens_N) -> logits (N, 
 Every hypothesis ends with EOS, which is forced at the length limit, so its score is that of force-decoding it.
 
 Beam search keeps, for each sentence, the best `beam_size` unfinished prefixes. A finished hypothesis is taken when it
-ranks among the best `beam_size` continuations. A sentence is done when it has `beam_size` finished hypotheses, or when no
-unfinished prefix can still win: log-probabilities only fall, so a prefix's score is bounded by its log-probability over
-the largest length penalty. Sentences that are done leave the batch.
+ranks among the best `beam_size` continuations. A sentence is done when it has `beam_size` finished hypotheses, or when
+no unfinished prefix can still win: log-probabilities only fall, so a prefix's score is bounded by its log-probability
+over the largest length penalty. Sentences that are done leave the batch.
 
 Shapes: B sentences still searched, W prefixes a sentence, N = B * W rows, V vocabulary, C candidates, T tokens so far.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -63,6 +64,9 @@ class Hypothesis:
     score: float
     log_prob: float
     ids: tuple[int, ...]
+
+
+IMPOSSIBLE = Hypothesis(-math.inf, -math.inf, ())  # stands in where the model gives every ending probability 0 or NaN
 
 
 def length_penalty(length: int, alpha: float) -> float:
@@ -126,7 +130,7 @@ def beam_search(step: Step, state: RowState, max_lengths: Tensor, options: Searc
             state.keep_sentences(sentences, rows_BW.flatten())
         elif not torch.equal(rows_BW.flatten(), torch.arange(candidates.num_rows, device=rows_BW.device)):
             state.reorder(rows_BW.flatten())
-    return [sorted(hypotheses, reverse=True)[: options.n_best] for hypotheses in done]
+    return [sorted(hypotheses, reverse=True)[: options.n_best] or [IMPOSSIBLE] for hypotheses in done]
 
 
 @dataclass

@@ -1,8 +1,8 @@
 """Scaled dot-product attention and its two uses: over oneself, and over the encoder's output.
 
-One function, `attend`, has two kernels that give the same numbers: PyTorch's fused one (SDPA, which picks flash where the
-hardware has it) and plain matrix products, which also return the weights. Boolean masks are `*_keep`, True = may attend.
-A query that may attend to nothing gets zeros from both.
+Two kernels give the same numbers: `attend`, PyTorch's fused one (SDPA, which picks flash where the hardware has it),
+and `attend_plain`, matrix products that also return the weights. Boolean masks are `*_keep`, True = may attend. A query
+that may attend to nothing gets zeros from both.
 
 Shapes: B batch, Q queries, S keys, T target, D d_model, H heads, K head dim, N rows of a beam search (B * beam).
 """

@@ -1,7 +1,7 @@
 """Dropout whose random bits do not hold up a CPU.
 
-On a CPU torch draws one Bernoulli number an element, in one thread: up to a fifth of a training step. Here four elements
-share one 64-bit word, 16 bits each. Elsewhere it is `F.dropout`.
+On a CPU torch draws one Bernoulli number an element, in one thread: up to a fifth of a training step. Here four
+elements share one 64-bit word, 16 bits each. Elsewhere it is `F.dropout`.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017), with pre- or post-norm (Xiong et al. 2020).
 
 Training calls `forward`; translating calls `prefill` once and `decode_step` for every position, on the same modules.
-Masks: `src_keep` is bool (B, S), True on real tokens, None if nothing is padded (then flash kernels can run). The target
-needs no mask: padding is on the right, where causal attention never looks.
+Masks: `src_keep` is bool (B, S), True on real tokens, None if nothing is padded (then flash kernels can run). The
+target needs no mask: padding is on the right, where causal attention never looks.
 
 Shapes: B batch, S source, T target, D d_model, F d_ff, V vocabulary, N rows of a beam search (B * beam).
 """
@@ -118,6 +118,8 @@ class Transformer(nn.Module):
     def __init__(self, config: ModelConfig, src_vocab_size: int, tgt_vocab_size: int) -> None:
         super().__init__()
         d_model = config.d_model
+        self.gated = config.activation == "swiglu"
+        assert config.tied_embeddings != "all" or src_vocab_size == tgt_vocab_size, "one vocabulary to tie"
         self.src_embedding = nn.Embedding(src_vocab_size, d_model)
         tied = config.tied_embeddings
         self.tgt_embedding = self.src_embedding if tied == "all" else nn.Embedding(tgt_vocab_size, d_model)
@@ -194,7 +196,7 @@ class Transformer(nn.Module):
         """
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                blocks = {"qkv": 3, "kv": 2}.get(name.rpartition(".")[2], 1)
+                blocks = {"qkv": 3, "kv": 2, "up": 1 + self.gated}.get(name.rpartition(".")[2], 1)
                 for block in module.weight.data.chunk(blocks):
                     nn.init.xavier_uniform_(block)
                 if module.bias is not None:

@@ -82,6 +82,8 @@ def read_file(path: Path) -> list[str]:
 
 def clean(line: str) -> str:
     """Drop control characters, turn tabs and odd separators into spaces; a blank line becomes empty."""
+    if line.isprintable():  # most lines: no control, no white space but U+0020, nothing invisible
+        return line if line.strip(" ") else ""
     line = line.translate(_CONTROLS)
     return "" if is_blank(line) else line
 

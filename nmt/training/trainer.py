@@ -66,6 +66,10 @@ class Trainer:
 
         Raises: DivergedError, Interrupted, StorageError.
         """
+        ended, folder = self._limit_reached(), self.run / "bundle"
+        if ended is not None and folder.is_dir():
+            self.log.say(f"this run has ended: {ended}")
+            return folder
         self.try_widest_batches()
         with self.log.recording(self.run, self.state.update), self.stop.deferred():
             self._minutes_offset = self.state.minutes - time.monotonic() / 60

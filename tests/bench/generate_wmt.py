@@ -85,9 +85,7 @@ def reorder(ids: np.ndarray, ends: np.ndarray) -> np.ndarray:
     return out
 
 
-def draw_rows(
-    words: dict[str, np.ndarray], cdf: np.ndarray, rows: int, seed: list[int]
-) -> Iterator[pa.Table]:
+def draw_rows(words: dict[str, np.ndarray], cdf: np.ndarray, rows: int, seed: list[int]) -> Iterator[pa.Table]:
     """Yield tables of at most CHUNK rows, `rows` in all."""
     rng = np.random.default_rng(seed)
     for done in range(0, rows, CHUNK):

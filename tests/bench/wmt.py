@@ -1,7 +1,7 @@
 """The WMT path, offline: 4.5 million made-up pairs in the hub's layout, to update 200 of a tiny model.
 
-Cleaning, tokenizer, token cache and training are those of configs/wmt14-en-de-base.toml; the model is tiny and the batch
-fits a CPU. Private memory is RssAnon + RssShmem, summed over all processes of the run and sampled twice a second.
+Cleaning, tokenizer, token cache and training are those of configs/wmt14-en-de-base.toml; the model is tiny and the
+batch fits a CPU. Private memory is RssAnon + RssShmem, summed over all processes of the run and sampled twice a second.
 """
 
 import os

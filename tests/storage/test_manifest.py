@@ -1,0 +1,122 @@
+"""Manifests find every kind of damage."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nmt.storage.manifest import MANIFEST, damage, file_sha256, manifest_of
+
+Figure = Callable[..., None]
+
+
+def write_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_bytes(manifest_of(folder))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    rng = random.Random(0)
+    whole = tmp_path / "whole"
+    (whole / "sub").mkdir(parents=True)
+    for name, size in (("weights.bin", 5000), ("config.json", 300), ("sub/tokens", 1200), ("one", 1), ("empty", 0)):
+        (whole / name).write_bytes(rng.randbytes(size))
+    write_manifest(whole)
+    return whole
+
+
+def test_a_whole_folder_has_no_damage(folder: Path) -> None:
+    assert damage(folder) is None
+    assert damage(folder, hashes=False) is None
+    entries = json.loads((folder / MANIFEST).read_bytes())["files"]
+    assert sorted(entries) == ["config.json", "empty", "one", "sub/tokens", "weights.bin"]
+    assert entries["sub/tokens"] == {"bytes": 1200, "sha256": file_sha256(folder / "sub" / "tokens")}
+
+
+def test_manifest_does_not_depend_on_the_order_of_writing(folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for name in ("one", "empty", "config.json", "sub/tokens", "weights.bin"):
+        (copy / name).parent.mkdir(exist_ok=True)
+        shutil.copy(folder / name, copy / name)
+    assert manifest_of(copy) == manifest_of(folder) == (folder / MANIFEST).read_bytes()
+
+
+def mutate(folder: Path, rng: random.Random) -> str:
+    """Damage one file of a folder in one random way; what was done."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    path = rng.choice(files)
+    content = path.read_bytes()
+    kinds = ["missing", "longer"] + ["flip", "shorter"] * 3 * bool(content) + ["swap"]
+    kind = rng.choice(kinds)
+    if kind == "flip":
+        place = rng.randrange(len(content))
+        path.write_bytes(content[:place] + bytes([content[place] ^ (1 << rng.randrange(8))]) + content[place + 1 :])
+    elif kind == "shorter":
+        path.write_bytes(content[: rng.randrange(len(content))])
+    elif kind == "longer":
+        path.write_bytes(content + rng.randbytes(rng.randint(1, 9)))
+    elif kind == "missing":
+        path.unlink()
+    else:
+        other = rng.choice([file for file in files if file != path])
+        path.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+    return f"{kind} {path.name}"
+
+
+def entries_of(folder: Path) -> object:
+    try:
+        return json.loads((folder / MANIFEST).read_bytes())["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def test_every_mutation_is_found(folder: Path, tmp_path: Path, figure: Figure) -> None:
+    rng = random.Random(1)
+    whole = entries_of(folder)
+    found, missed, harmless, kinds = 0, [], 0, set()
+    while found + len(missed) < 200:
+        copy = tmp_path / "copy"
+        shutil.copytree(folder, copy)
+        done = mutate(copy, rng)
+        if damage(copy) is not None:
+            found += 1
+            kinds.add(done)
+        elif done.endswith(MANIFEST) and entries_of(copy) == whole:
+            harmless += 1  # white space or format_version of the manifest: what it says of the files is the same
+        else:
+            missed.append(done)
+        shutil.rmtree(copy)
+    assert damage(folder) is None  # the negative control
+    assert {kind.split()[0] for kind in kinds} == {"flip", "shorter", "longer", "missing", "swap"}
+    assert {kind.split()[1] for kind in kinds} >= {"weights.bin", "config.json", "tokens", "one", MANIFEST}
+    assert harmless < 20
+    figure("manifest_damage", f"{found} found of {found + len(missed)} {missed or ''}".strip(), "all", not missed)
+
+
+def test_what_damage_says(folder: Path) -> None:
+    (folder / "one").write_bytes(bytes([(folder / "one").read_bytes()[0] ^ 1]))
+    assert damage(folder) == "one was changed: its sha256 is not the manifest's"
+    assert damage(folder, hashes=False) is None  # sizes alone do not show a flip
+    (folder / "one").write_bytes(b"12")
+    assert damage(folder, hashes=False) == "one has 2 bytes, its manifest says 1"
+    (folder / "one").unlink()
+    assert damage(folder, hashes=False) == "one is missing"
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"{}", b"null", b'{"files": 3}', b'{"files": {"one": 3}}', b'{"files": {"one": {}}}', b"\xff"]
+)  # fmt: skip
+def test_a_broken_manifest_is_damage(folder: Path, content: bytes) -> None:
+    (folder / MANIFEST).write_bytes(content)
+    assert damage(folder) is not None and MANIFEST in str(damage(folder))
+
+
+def test_no_manifest_is_damage(folder: Path, tmp_path: Path) -> None:
+    (folder / MANIFEST).unlink()
+    assert damage(folder) == f"{MANIFEST} is missing"
+    assert damage(tmp_path / "none") == f"{MANIFEST} is missing"
