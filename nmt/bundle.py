@@ -1,6 +1,6 @@
 """The bundle: a folder with all that translating needs, and how a MODEL argument finds one.
 
-`config.json` (languages, special ids, shapes, decode defaults, the recipe), `model.safetensors`, `tokenizer.model` or
+`config.json` (languages, shapes, decode defaults, the recipe), `model.safetensors`, `tokenizer.model` or
 `tokenizer.src.model` + `tokenizer.tgt.model`, `manifest.json`. A checkpoint of a run is a bundle with training state
 beside it. Opening a bundle runs no code from it.
 """
@@ -88,8 +88,11 @@ def weights_of(model: Transformer) -> dict[str, Tensor]:
 
 
 def load_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
-    """Copy the tensors of `weights_of` into a model of the same shape; tied ones follow."""
-    model.load_state_dict(weights, strict=False)
+    """Copy the tensors of `weights_of` into a model of the same shape; tied ones follow. Raises: BundleError."""
+    different = weights.keys() ^ dict(model.named_parameters()).keys()
+    if different:
+        raise BundleError(f"These weights are of another model: they differ in {', '.join(sorted(different)[:5])}.")
+    model.load_state_dict(weights, strict=False)  # not strict: names of tied parameters are absent
 
 
 def find_bundle(path: Path) -> Path:

@@ -85,7 +85,7 @@ class TokenizerConfig(Section):
     byte_fallback: bool = True  # an unseen character becomes its UTF-8 bytes instead of <unk>
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     train_lines: int = Field(default=1_000_000, ge=100, le=50_000_000)  # sampled lines, both sides together
-    src_model: str | None = None  # an existing SentencePiece model; serves both sides if joint
+    src_model: str | None = None  # a SentencePiece file (relative to data.dir); serves both sides if joint
     tgt_model: str | None = None
 
     @model_validator(mode="after")
@@ -144,14 +144,14 @@ class TrainingConfig(Section):
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     max_updates: int | None = Field(default=None, ge=1, le=100_000_000)
     max_epochs: int | None = Field(default=None, ge=1, le=1_000_000)
-    max_minutes: float | None = Field(default=None, gt=0.0, le=1e6)  # of training, summed over resumes
+    max_minutes: float | None = Field(default=None, gt=0.0, le=1e6)  # with validation, summed over resumes
     log_every: int = Field(default=50, ge=1, le=100_000)  # updates between lines of log.jsonl
     checkpoint_every: int | None = Field(default=None, ge=1, le=10_000_000)  # default: validation.every
     keep_last: int = Field(default=5, ge=1, le=1000)
     keep_best: int = Field(default=1, ge=1, le=1000)
     average: Literal["last", "best"] = "last"
     average_count: int = Field(default=5, ge=1, le=1000)  # checkpoints averaged into the final bundle
-    init_from: str | None = None  # a bundle or run folder: start from its weights and tokenizer
+    init_from: str | None = None  # a bundle or run folder: its weights and tokenizer; [tokenizer] is then not used
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:

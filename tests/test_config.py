@@ -123,7 +123,9 @@ def test_unknown_key_names_the_nearest(section: str, key: str, nearest: str) -> 
     assert f"[{section}] {key}: unknown key; did you mean {nearest}?" in mistake(**{section: {key: 1}})
 
 
-@pytest.mark.parametrize(("section", "nearest"), [("modle", "model"), ("tokeniser", "tokenizer"), ("train", "training")])
+@pytest.mark.parametrize(
+    ("section", "nearest"), [("modle", "model"), ("tokeniser", "tokenizer"), ("train", "training")]
+)
 def test_unknown_section_names_the_nearest(section: str, nearest: str) -> None:
     assert f"[{section}]: unknown section; did you mean {nearest}?" in mistake(**{section: {}})
 
@@ -229,7 +231,7 @@ def test_missing_sections_and_keys_are_named() -> None:
 )
 def test_a_plain_string_is_a_source(train: Any, kinds: list[str]) -> None:
     sources = parse_config(recipe(data={"train": train}), where="test").data.train
-    assert [getattr(source, kind) is not None for source, kind in zip(sources, kinds, strict=True)] == [True] * len(kinds)
+    assert all(getattr(source, kind) is not None for source, kind in zip(sources, kinds, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ def modules() -> dict[str, ast.Module]:
 
 
 def imports(tree: ast.Module, known: frozenset[str]) -> set[str]:
-    """Modules imported anywhere in `tree`, in functions too; `from nmt.cli import app` is nmt.cli.app if that exists."""
+    """Modules imported anywhere in `tree`, in functions too; `from nmt.cli import app` means the module nmt.cli.app."""
     found: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):

@@ -110,15 +110,15 @@ class BatchStream:
         return BatchPlan(cache.src_lengths, cache.tgt_lengths, self._tokens_per_batch, self._seed, epoch)
 
 
-def in_order(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) -> Iterator[Batch]:
-    """Every pair once, in batches of similar length: for validation."""
+def once_each(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) -> Iterator[Batch]:
+    """Every pair once, in batches of similar length, in a fixed order: for validation."""
     plan = BatchPlan(cache.src_lengths, cache.tgt_lengths, tokens_per_batch, seed=0, epoch=0)
     for number in range(len(plan)):
         yield make_batch(cache, plan.indices(number), special)
 
 
 def widest_batch(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) -> Batch:
-    """The batch of `in_order` with the most padded tokens, both sides together."""
+    """The batch with the most padded tokens, both sides together; its shape is about the widest of every epoch."""
     plan = BatchPlan(cache.src_lengths, cache.tgt_lengths, tokens_per_batch, seed=0, epoch=0)
     sizes = []
     for number in range(len(plan)):

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from nmt.data.sources import Chunk
 
 Item = TypeVar("Item")
-RULES = ("empty", "duplicate", "too long", "length ratio")
 
 
 class Reservoir(Generic[Item]):

@@ -45,6 +45,8 @@ class Prepared:
 def prepare(config: Config, cache: Path, say: Say, tokenizer: Tokenizer | None = None) -> Prepared:
     """Scan, clean, train the tokenizer if none is given, build the token caches that are missing.
 
+    The corpus is read once to scan it, and once more to encode it if its cache is missing.
+
     Args:
         cache: folder that keeps what is made.
         say: called with each line of progress.
@@ -186,7 +188,7 @@ def _counts(read: int, dropped: Counter[str], cache: TokenCache) -> dict[str, in
     return {
         "read": read,
         "kept": len(cache),
-        **{rule: n for rule, n in (dropped | Counter(cache.dropped)).items() if n},
+        **{rule: n for rule, n in (dropped + Counter(cache.dropped)).items() if n},
     }
 
 

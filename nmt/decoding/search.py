@@ -23,13 +23,13 @@ Step = Callable[[Tensor], Tensor]
 
 
 class RowState(Protocol):
-    """What the step function remembers of each row."""
+    """What the step function remembers of each row. All numbers are of the rows and sentences before the call."""
 
     def reorder(self, rows_N: Tensor) -> None:
-        """Continue row i from what was row rows_N[i], of the same sentence."""
+        """Row i goes on from row rows_N[i], of the same sentence; after the first step there are more rows."""
 
     def keep_sentences(self, sentences: Tensor, rows: Tensor) -> None:
-        """Drop all sentences but `sentences`, whose rows are now `rows`."""
+        """Go on with `sentences` alone; row i goes on from row rows[i]."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,11 @@ def length_penalty(length: int, alpha: float) -> float:
     return float(((5 + length) / 6) ** alpha)
 
 
+def _score_dtype(like: Tensor) -> torch.dtype:
+    """Sums of log-probabilities are kept in float64, where the device has it."""
+    return torch.float32 if like.device.type == "mps" else torch.float64
+
+
 @torch.inference_mode()
 def greedy_search(step: Step, state: RowState, max_lengths: Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
     """The likeliest token at every step. `max_lengths`: int64 (B,), tokens a sentence, EOS included."""
@@ -81,7 +86,7 @@ def greedy_search(step: Step, state: RowState, max_lengths: Tensor, options: Sea
     numbers = list(range(len(max_lengths)))  # of the sentences still searched
     tokens_B = torch.full_like(max_lengths, options.bos)
     history_BT = max_lengths.new_zeros(len(max_lengths), 0)
-    log_probs_B = torch.zeros(len(max_lengths), dtype=torch.float64, device=max_lengths.device)
+    log_probs_B = torch.zeros(len(max_lengths), dtype=_score_dtype(max_lengths), device=max_lengths.device)
     while numbers:
         step_log_probs_BV = _allowed_log_probs(step(tokens_B), history_BT.shape[1] + 1, max_lengths, options)
         best_B, tokens_B = step_log_probs_BV.max(-1)
@@ -91,7 +96,7 @@ def greedy_search(step: Step, state: RowState, max_lengths: Tensor, options: Sea
         ended = ((tokens_B == options.eos) | (history_BT.shape[1] >= max_lengths)).tolist()
         for row, log_prob in enumerate(log_probs_B.tolist()):
             if ended[row]:
-                done[numbers[row]].append(_hypothesis(history_BT[row], log_prob, options))
+                done[numbers[row]].append(_hypothesis(history_BT[row, :-1], log_prob, options))
         if any(ended):
             going = torch.tensor([row for row, end in enumerate(ended) if not end], device=tokens_B.device).long()
             numbers = [numbers[row] for row in going.tolist()]
@@ -113,7 +118,8 @@ def beam_search(step: Step, state: RowState, max_lengths: Tensor, options: Searc
     numbers = list(range(len(max_lengths)))
     beams = _Beams.start(max_lengths, options)
     while numbers:
-        candidates = _candidates(step(beams.tokens_N), beams, max_lengths, options)
+        num_rows = beams.scores_BW.numel()
+        candidates = _candidates(step(beams.last_BW.flatten()), beams, max_lengths, options)
         _collect_finished(candidates, beams, numbers, done, options)
         beams, rows_BW = _advance(candidates, beams, options)
         going = [
@@ -128,7 +134,7 @@ def beam_search(step: Step, state: RowState, max_lengths: Tensor, options: Searc
             numbers = [numbers[place] for place in going]
             max_lengths, beams, rows_BW = max_lengths[sentences], beams.select(sentences), rows_BW[sentences]
             state.keep_sentences(sentences, rows_BW.flatten())
-        elif not torch.equal(rows_BW.flatten(), torch.arange(candidates.num_rows, device=rows_BW.device)):
+        elif not torch.equal(rows_BW.flatten(), torch.arange(num_rows, device=rows_BW.device)):
             state.reorder(rows_BW.flatten())
     return [sorted(hypotheses, reverse=True)[: options.n_best] or [IMPOSSIBLE] for hypotheses in done]
 
@@ -138,20 +144,17 @@ class _Beams:
     """The unfinished prefixes, best first in each sentence."""
 
     scores_BW: Tensor  # log-probabilities; -inf marks an unused place
-    history_BWT: Tensor
+    last_BW: Tensor  # the newest tokens, at first BOS
+    history_BWT: Tensor  # all tokens, without BOS
 
     @classmethod
     def start(cls, max_lengths: Tensor, options: SearchOptions) -> "_Beams":
         batch = len(max_lengths)
-        history = torch.full((batch, 1, 1), options.bos, dtype=torch.long, device=max_lengths.device)
-        return cls(torch.zeros(batch, 1, dtype=torch.float64, device=max_lengths.device), history)
-
-    @property
-    def tokens_N(self) -> Tensor:
-        return self.history_BWT[:, :, -1].flatten()
+        scores_B1 = torch.zeros(batch, 1, dtype=_score_dtype(max_lengths), device=max_lengths.device)
+        return cls(scores_B1, torch.full_like(max_lengths, options.bos)[:, None], max_lengths.new_zeros(batch, 1, 0))
 
     def select(self, sentences: Tensor) -> "_Beams":
-        return _Beams(self.scores_BW[sentences], self.history_BWT[sentences])
+        return _Beams(self.scores_BW[sentences], self.last_BW[sentences], self.history_BWT[sentences])
 
 
 @dataclass
@@ -161,33 +164,32 @@ class _Candidates:
     scores_BC: Tensor
     parents_BC: Tensor  # place of the prefix within its sentence
     tokens_BC: Tensor
-    num_rows: int
 
 
 def _candidates(logits_NV: Tensor, beams: _Beams, max_lengths: Tensor, options: SearchOptions) -> _Candidates:
     """The 2 * beam_size best continuations: as many may end, and beam_size must go on."""
     batch, width = beams.scores_BW.shape
-    length = beams.history_BWT.shape[2]
-    log_probs_NV = _allowed_log_probs(logits_NV, length, max_lengths.repeat_interleave(width), options)
+    number = beams.history_BWT.shape[2] + 1
+    log_probs_NV = _allowed_log_probs(logits_NV, number, max_lengths.repeat_interleave(width), options)
     wanted = 2 * options.beam_size
     row_scores_NC, row_tokens_NC = log_probs_NV.topk(min(wanted, log_probs_NV.shape[1]), dim=-1)
     scores = (beams.scores_BW.view(-1, 1) + row_scores_NC).view(batch, -1)
     scores_BC, places_BC = scores.topk(min(wanted, scores.shape[1]), dim=-1)
     per_row = row_scores_NC.shape[1]
     tokens_BC = row_tokens_NC.view(batch, -1).gather(1, places_BC)
-    return _Candidates(scores_BC, places_BC // per_row, tokens_BC, batch * width)
+    return _Candidates(scores_BC, places_BC // per_row, tokens_BC)
 
 
-def _allowed_log_probs(logits_NV: Tensor, length: int, max_lengths_N: Tensor, options: SearchOptions) -> Tensor:
-    """Log-probabilities of the next token, in at least float32; -inf where it is not allowed.
+def _allowed_log_probs(logits_NV: Tensor, number: int, max_lengths_N: Tensor, options: SearchOptions) -> Tensor:
+    """Log-probabilities of token `number` (the first is 1), in at least float32; -inf where it is not allowed.
 
     The model's distribution is normalised over all tokens: a ban takes tokens away and gives the others nothing.
     """
     log_probs_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
     log_probs_NV[:, list(options.banned)] = -torch.inf
-    if length <= options.min_length:
-        log_probs_NV[:, options.eos] = log_probs_NV[:, options.eos].where(length >= max_lengths_N, -torch.inf)
-    at_limit = (length >= max_lengths_N)[:, None]
+    if number <= options.min_length:
+        log_probs_NV[:, options.eos] = log_probs_NV[:, options.eos].where(number >= max_lengths_N, -torch.inf)
+    at_limit = (number >= max_lengths_N)[:, None]
     not_eos = torch.arange(logits_NV.shape[1], device=logits_NV.device) != options.eos
     return log_probs_NV.masked_fill_(at_limit & not_eos, -torch.inf)
 
@@ -205,8 +207,8 @@ def _collect_finished(
     ends = (candidates.tokens_BC[:, best] == options.eos) & (scores > -torch.inf)
     for place, rank in ends.nonzero().tolist():
         parent = candidates.parents_BC[place, rank]
-        hypothesis = _hypothesis(beams.history_BWT[place, parent, 1:], float(scores[place, rank]), options, ended=False)
-        done[numbers[place]].append(hypothesis)
+        log_prob = float(scores[place, rank])
+        done[numbers[place]].append(_hypothesis(beams.history_BWT[place, parent], log_prob, options))
 
 
 def _advance(candidates: _Candidates, beams: _Beams, options: SearchOptions) -> tuple[_Beams, Tensor]:
@@ -218,7 +220,7 @@ def _advance(candidates: _Candidates, beams: _Beams, options: SearchOptions) -> 
     tokens_BW = candidates.tokens_BC.gather(1, going_BW)
     sentences_B1 = torch.arange(len(parents_BW), device=parents_BW.device)[:, None]
     history_BWT = torch.cat([beams.history_BWT[sentences_B1, parents_BW], tokens_BW[:, :, None]], dim=2)
-    return _Beams(scores_BW, history_BWT), sentences_B1 * beams.scores_BW.shape[1] + parents_BW
+    return _Beams(scores_BW, tokens_BW, history_BWT), sentences_B1 * beams.scores_BW.shape[1] + parents_BW
 
 
 def _is_done(finished: list[Hypothesis], best_unfinished: float, max_length: int, options: SearchOptions) -> bool:
@@ -231,7 +233,7 @@ def _is_done(finished: list[Hypothesis], best_unfinished: float, max_length: int
     return bound <= sorted(finished, reverse=True)[options.n_best - 1].score
 
 
-def _hypothesis(history_T: Tensor, log_prob: float, options: SearchOptions, ended: bool = True) -> Hypothesis:
-    """From the tokens of a row, whose last one is EOS if `ended`."""
-    ids = tuple(history_T.tolist()[:-1] if ended else history_T.tolist())
+def _hypothesis(ids_T: Tensor, log_prob: float, options: SearchOptions) -> Hypothesis:
+    """From tokens without EOS, and their log-probability with it."""
+    ids = tuple(ids_T.tolist())
     return Hypothesis(log_prob / length_penalty(len(ids) + 1, options.length_penalty), log_prob, ids)

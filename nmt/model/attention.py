@@ -32,7 +32,7 @@ def attend(
     Args:
         keep: bool, broadcastable to (B, H, Q, S); not together with `causal`, so that flash can run.
         causal: query t sees keys 0 … t; Q = S.
-    Returns: (B, H, Q, K).
+    Returns: (B, H, Q, K); zeros for a query without any key, which SDPA promises since torch 2.5.
     """
     return F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, attn_mask=keep, dropout_p=dropout, is_causal=causal)
 
@@ -49,6 +49,7 @@ def attend_plain(
     """`attend` by matrix products. Returns: output (B, H, Q, K) and weights before dropout (B, H, Q, S)."""
     scores_BHQS = q_BHQK @ k_BHSK.transpose(-2, -1) / math.sqrt(q_BHQK.shape[-1])
     if causal:
+        assert keep is None, "causal goes without keep"
         keep = torch.ones(scores_BHQS.shape[-2:], dtype=torch.bool, device=q_BHQK.device).tril()
     if keep is not None:
         # A finite floor instead of -inf: a row without any key then has a defined softmax and gradient, zeroed below.
@@ -121,18 +122,16 @@ class CrossAttention(_Attention):
         k, v = self.kv(memory_BSD).chunk(2, dim=-1)
         return self._split(k), self._split(v)
 
-    def forward(self, x_BQD: Tensor, key_value: KeyValue, keep: Tensor | None = None) -> Tensor:
-        """Shape: (B, Q, D) to (B, Q, D). `keep`: bool (B, 1, 1, S)."""
-        return self._mix(self._split(self.q(x_BQD)), key_value, keep)
+    def forward(self, x_NQD: Tensor, key_value: KeyValue, keep: Tensor | None = None) -> Tensor:
+        """Attend over the memory. The beams of a sentence share its keys: they become more queries of one row.
 
-    def step(self, x_N1D: Tensor, key_value: KeyValue, keep: Tensor | None) -> Tensor:
-        """One position of every beam. The beams of a sentence share its keys: they are queries of one row.
-
-        Shape: (N, 1, D) to (N, 1, D) with key_value of B rows, N = B * beam.
+        Args:
+            key_value: at B rows; N is B, or B * beam while searching.
+            keep: bool (B, 1, 1, S).
+        Shape: (N, Q, D) to (N, Q, D).
         """
-        batch = key_value[0].shape[0]
-        beams_as_queries = x_N1D.view(batch, -1, x_N1D.shape[-1])
-        return self.forward(beams_as_queries, key_value, keep).view_as(x_N1D)
+        x_BQD = x_NQD.reshape(key_value[0].shape[0], -1, x_NQD.shape[-1])
+        return self._mix(self._split(self.q(x_BQD)), key_value, keep).view_as(x_NQD)
 
 
 @contextmanager

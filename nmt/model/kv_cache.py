@@ -63,12 +63,12 @@ class DecoderState:
     step: int = 0
 
     def reorder(self, rows_N: Tensor) -> None:
-        """Continue row i from what was row rows_N[i] (within the same sentence)."""
+        """Row i goes on from the row that was rows_N[i], of the same sentence; the number of rows may change."""
         for layer in self.layers:
             layer.select(rows_N)
 
     def keep_sentences(self, sentences: Tensor, rows: Tensor) -> None:
-        """Drop all sentences but `sentences`, whose search rows are `rows`."""
+        """Go on with `sentences` alone, row i from the row that was rows[i]."""
         self.cross = [(k.index_select(0, sentences), v.index_select(0, sentences)) for k, v in self.cross]
         if self.memory_keep is not None:
             self.memory_keep = self.memory_keep.index_select(0, sentences)

@@ -90,26 +90,19 @@ class DecoderLayer(nn.Module):
         if self.pre_norm:
             x_BTD = x_BTD + self.dropout(self._attend_self(self.self_attention_norm(x_BTD), cache))
             normed_BTD = self.cross_attention_norm(x_BTD)
-            x_BTD = x_BTD + self.dropout(self._attend_memory(normed_BTD, cross, memory_keep, cache))
+            x_BTD = x_BTD + self.dropout(self.cross_attention(normed_BTD, cross, memory_keep))
             x_BTD = x_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTD)))
             return x_BTD
         x_BTD = self.self_attention_norm(x_BTD + self.dropout(self._attend_self(x_BTD, cache)))
-        attended_BTD = self._attend_memory(x_BTD, cross, memory_keep, cache)
-        x_BTD = self.cross_attention_norm(x_BTD + self.dropout(attended_BTD))
+        x_BTD = self.cross_attention_norm(x_BTD + self.dropout(self.cross_attention(x_BTD, cross, memory_keep)))
         normed: Tensor = self.feed_forward_norm(x_BTD + self.dropout(self.feed_forward(x_BTD)))
         return normed
 
     def _attend_self(self, x_BTD: Tensor, cache: LayerCache | None) -> Tensor:
         if cache is not None:
             return self.self_attention.step(x_BTD, cache)
-        return self.self_attention.forward(x_BTD, causal=True)
-
-    def _attend_memory(
-        self, x_BTD: Tensor, cross: KeyValue, memory_keep: Tensor | None, cache: LayerCache | None
-    ) -> Tensor:
-        if cache is not None:
-            return self.cross_attention.step(x_BTD, cross, memory_keep)
-        return self.cross_attention.forward(x_BTD, cross, memory_keep)
+        attended: Tensor = self.self_attention(x_BTD, causal=True)
+        return attended
 
 
 class Transformer(nn.Module):
@@ -195,7 +188,7 @@ class Transformer(nn.Module):
         The blocks of a fused projection are drawn as the separate square matrices that they stand for.
         """
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
+            if isinstance(module, nn.Linear) and module is not self.output:
                 blocks = {"qkv": 3, "kv": 2, "up": 1 + self.gated}.get(name.rpartition(".")[2], 1)
                 for block in module.weight.data.chunk(blocks):
                     nn.init.xavier_uniform_(block)

@@ -5,7 +5,6 @@ U+FFFD; tabs and odd separators become spaces and other control characters vanis
 blank. A line longer than `max_line_bytes` is cut there, at a character, and the rest is thrown away in blocks.
 """
 
-import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -91,12 +90,6 @@ def clean(line: str) -> str:
 def is_blank(line: str) -> bool:
     """Whether a line shows nothing: Unicode white space and zero-width characters alone."""
     return all(char.isspace() or char in _INVISIBLE for char in line)
-
-
-def excerpt(line: str, limit: int = 60) -> str:
-    """A short form of a line that is safe to print on a terminal."""
-    shown = "".join(c if unicodedata.category(c)[0] != "C" else f"\\u{ord(c):04x}" for c in line[:limit])
-    return shown + ("…" if len(line) > limit else "")
 
 
 def _cut_at_character(raw: bytes) -> bytes:

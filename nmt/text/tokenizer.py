@@ -20,7 +20,7 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the tokenizers trained here; other code as
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the control pieces, on the target side."""
+    """Ids of the control pieces, the same on both sides."""
 
     pad: int = PAD
     unk: int = UNK
@@ -75,7 +75,9 @@ class Tokenizer:
         self.tgt_model = src_model if tgt_model is None else tgt_model
         self._src = _load_processor(self.src_model)
         self._tgt = self._src if self.joint else _load_processor(self.tgt_model)
-        self.special = SpecialIds(self._tgt.pad_id(), self._tgt.unk_id(), self._tgt.bos_id(), self._tgt.eos_id())
+        self.special = _special_ids(self._tgt)
+        if self.special != _special_ids(self._src):
+            raise BundleError("The source and the target tokenizer number <pad>, <unk>, <s> and </s> differently.")
 
     @classmethod
     def from_files(cls, src_model: Path, tgt_model: Path | None = None) -> "Tokenizer":
@@ -137,6 +139,10 @@ class Tokenizer:
     def _encode(processor: spm.SentencePieceProcessor, lines: Sequence[str], num_threads: int) -> list[list[int]]:
         encoded: list[list[int]] = processor.encode(list(lines), out_type=int, add_eos=True, num_threads=num_threads)
         return encoded
+
+
+def _special_ids(processor: spm.SentencePieceProcessor) -> SpecialIds:
+    return SpecialIds(processor.pad_id(), processor.unk_id(), processor.bos_id(), processor.eos_id())
 
 
 def _load_processor(model: bytes) -> spm.SentencePieceProcessor:

@@ -6,7 +6,7 @@
 
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -42,7 +42,7 @@ class TrainState:
     minutes: float = 0.0
     best_update: int = 0
     worse_in_a_row: int = 0
-    loss_scale: float = 65536.0
+    scaler: dict[str, float] = field(default_factory=dict)  # fp16's loss scale; empty otherwise
     scores: dict[str, float] = field(default_factory=dict)
 
     def add_score(self, score: float) -> bool:
@@ -82,20 +82,15 @@ def restore(folder: Path, model: Transformer, optimizer: torch.optim.AdamW) -> T
     return load_state(folder)
 
 
-def newest_whole(run: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that its manifest confirms, and what is wrong with newer ones."""
-    problems: list[str] = []
+def newest_whole(run: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The newest checkpoint that its manifest confirms, and the newer ones with what is wrong with each."""
+    damaged: list[tuple[Path, str]] = []
     for folder in reversed(list_checkpoints(run)):
         problem = damage(folder)
         if problem is None:
-            return folder, problems
-        problems.append(f"{folder} is damaged ({problem}); it is passed over")
-    return None, problems
-
-
-def kept_updates(updates: Sequence[int], state: TrainState, keep_last: int, keep_best: int) -> set[int]:
-    """The updates whose checkpoints stay: the last ones and the best ones."""
-    return set(sorted(updates)[-keep_last:]) | set(best_updates(state, keep_best))
+            return folder, damaged
+        damaged.append((folder, problem))
+    return None, damaged
 
 
 def best_updates(state: TrainState, count: int) -> list[int]:
@@ -103,11 +98,11 @@ def best_updates(state: TrainState, count: int) -> list[int]:
     return sorted(map(int, state.scores), key=lambda update: (-state.scores[str(update)], update))[:count]
 
 
-def prune(run: Path, state: TrainState, keep_last: int, keep_best: int) -> None:
-    """Delete the checkpoints that are neither among the last nor the best."""
-    folders = {int(folder.name.removeprefix("ckpt-")): folder for folder in list_checkpoints(run)}
-    for update in folders.keys() - kept_updates(list(folders), state, keep_last, keep_best):
-        shutil.rmtree(folders[update])
+def prune(run: Path, keep: Collection[Path]) -> None:
+    """Delete all checkpoints but `keep`."""
+    for folder in list_checkpoints(run):
+        if folder not in keep:
+            shutil.rmtree(folder)
 
 
 def average(folders: Sequence[Path]) -> dict[str, Tensor]:

@@ -1,18 +1,37 @@
-"""Label-smoothed cross-entropy, as a sum. Shapes: B batch, T target, V vocabulary."""
+"""Label-smoothed cross-entropy, as a sum. Shapes: B batch, S source, T target, V vocabulary."""
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from nmt.data.batching import Batch
+from nmt.model.transformer import Transformer
+
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def label_smoothed_nll(logits_BTV: Tensor, tgt_out_BT: Tensor, pad: int, smoothing: float) -> Tensor:
     """The loss of Szegedy et al. 2016, summed over all targets that are not `pad`: scalar, natural logarithm.
 
-    A sum, so that micro-batches and ranks add up; the caller divides by the number of tokens of the whole update.
+    A sum, so that micro-batches add up; the caller divides by the number of tokens of the whole update.
     """
+    logits_NV = logits_BTV.flatten(0, 1)
     return F.cross_entropy(
-        logits_BTV.flatten(0, 1).float() if logits_BTV.dtype.itemsize < 4 else logits_BTV.flatten(0, 1),
+        logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)),
         tgt_out_BT.flatten(),
         ignore_index=pad,
         label_smoothing=smoothing,
         reduction="sum",
     )
+
+
+def batch_loss(model: Transformer, batch: Batch, pad: int, smoothing: float, precision: str) -> Tensor:
+    """Run the model on a batch, under autocast unless `precision` is fp32. Returns: the summed loss."""
+    device = next(model.parameters()).device
+    src_BS, tgt_in_BT, tgt_out_BT = (
+        torch.from_numpy(ids).to(device) for ids in (batch.src, batch.tgt_in, batch.tgt_out)
+    )
+    src_keep_BS = src_BS != pad if (batch.src == pad).any() else None
+    with torch.autocast(device.type, dtype=AUTOCAST[precision], enabled=AUTOCAST[precision] is not None):
+        logits_BTV = model(src_BS, tgt_in_BT, src_keep_BS)
+    return label_smoothed_nll(logits_BTV, tgt_out_BT, pad, smoothing)

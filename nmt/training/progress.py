@@ -56,8 +56,9 @@ class TrainingLog:
             self._file = None
 
     def record(self, kind: str, values: dict[str, Any], *, fraction_done: float, minutes_left: float) -> None:
-        """Record one update or validation; `values` holds "update"."""
-        assert self._file is not None, "record() is for use within recording()"
+        """Record one update or validation; `values` holds "update". Outside `recording` it does nothing."""
+        if self._file is None:
+            return
         with self._file.open("a") as file:
             file.write(json.dumps({"kind": kind, **values}) + "\n")
         if self._board is not None:
@@ -67,7 +68,7 @@ class TrainingLog:
         text = _one_line(kind, values)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=fraction_done, description=_bar_text(values))
-            if kind == "valid":
+            if kind != "update":
                 self.say(text)
         else:
             self.say(f"{text}  {_clock(minutes_left)} left" if kind == "update" else text)

@@ -1,6 +1,7 @@
 """A run folder: opened, locked, filled with config, data and model, and handed to the `Trainer`.
 
-RUN holds `config.toml` (resolved), `log.jsonl`, `checkpoints/`, `bundle/` and `cache/`.
+RUN holds `config.toml` (resolved), `log.jsonl`, `checkpoints/`, `bundle/`, `cache/`, `lock`, and `tensorboard/` if that
+is installed.
 """
 
 import fcntl
@@ -28,7 +29,7 @@ from nmt.training.memory import keep_freed_pages
 from nmt.training.progress import TrainingLog
 from nmt.training.trainer import Trainer
 
-LIMITS = ("max_updates", "max_epochs", "max_minutes")  # a run may be continued with other ones
+LIMITS = ("max_updates", "max_epochs", "max_minutes")  # may change on resume, unless the schedule ends at them
 
 
 def train(config: Config, run: Path, *, device: str = "auto", cache: Path | None = None, quiet: bool = False) -> Path:
@@ -42,6 +43,7 @@ def train(config: Config, run: Path, *, device: str = "auto", cache: Path | None
         config = resolve(config, pick_device(device))
         _open_run(run, config)
         trainer = _trainer(config, run, device, cache or run / "cache", log, stop)
+        trainer.resume()
         return trainer.fit()
 
 

@@ -1,42 +1,31 @@
 """The training loop: batches to updates, validations, checkpoints, and the final bundle.
 
-`train` opens or resumes a run folder and returns the path of the bundle it ends with. An update is one optimiser step,
-over `accumulation` micro-batches whose loss sums are divided by the number of target tokens of the whole update.
-All randomness is a function of (seed, number of the micro-batch), so that a resumed run repeats an uninterrupted one.
+An update is one optimiser step, over `accumulation` micro-batches whose loss sums are divided by the number of target
+tokens of the whole update. All randomness is a function of (seed, number of the micro-batch), so that a resumed run
+repeats an uninterrupted one.
 """
 
 import math
+import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
 from nmt.config import Config
-from nmt.data.batching import Batch, BatchStream, Position, in_order, widest_batch
+from nmt.data.batching import Batch, BatchStream, Position, widest_batch
 from nmt.data.prepare import Prepared
-from nmt.decoding.translator import Translator
 from nmt.errors import DivergedError, Interrupted
-from nmt.evaluation.metrics import score
 from nmt.storage.atomic import atomic_folder
-from nmt.training.checkpoint import (
-    TrainState,
-    average,
-    best_updates,
-    newest_whole,
-    prune,
-    restore,
-    save_checkpoint,
-)
+from nmt.training.checkpoint import TrainState, average, best_updates, newest_whole, prune, restore, save_checkpoint
 from nmt.training.interrupt import StopRequest
-from nmt.training.loss import label_smoothed_nll
+from nmt.training.loss import batch_loss
 from nmt.training.optim import learning_rate, make_optimizer
 from nmt.training.progress import TrainingLog
+from nmt.training.validation import oriented, validate
 
 MAX_SKIPPED_IN_A_ROW = 30  # fp16 updates without a finite gradient, while the loss scale is still falling
 
@@ -50,29 +39,46 @@ class Trainer:
         self.config, self.run, self.prepared, self.bundle = config, run, prepared, bundle
         self.log, self.stop = log, stop
         self.model = bundle.model.train()
+        self.pad = bundle.tokenizer.special.pad
         self.device = next(self.model.parameters()).device
         self.optimizer = make_optimizer(self.model, config.training)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.training.precision == "fp16")
         self.state = TrainState()
-        self._resume()
-        self.scaler = torch.amp.GradScaler(
-            self.device.type, init_scale=self.state.loss_scale, enabled=config.training.precision == "fp16"
-        )
-        self.stream = self._stream(Position(self.state.epoch, self.state.batch_index))
+        self.stream = self._stream_from(Position())
         self._skipped_in_a_row = 0
-        self._minutes_offset = self.state.minutes - time.monotonic() / 60
+        self._start_clock()
+
+    def resume(self) -> None:
+        """Go on from the newest checkpoint that is whole, if there is one; damaged ones are set aside."""
+        checkpoint, damaged = newest_whole(self.run)
+        for folder, problem in damaged:
+            aside = folder.rename(folder.with_name(f"{folder.name}.damaged"))
+            self.log.say(f"warning: the checkpoint {folder} is damaged: {problem}; set aside as {aside.name}")
+        if checkpoint is None:
+            return
+        self.state = restore(checkpoint, self.model, self.optimizer)
+        self.scaler.load_state_dict(self.state.scaler) if self.scaler.is_enabled() else None
+        self.stream = self._stream_from(Position(self.state.epoch, self.state.batch_index))
+        self.log.say(
+            f"resuming from {checkpoint} (every checksum verified): update {self.state.update:,}, epoch "
+            f"{self.state.epoch}, {self.state.minutes:.1f} minutes so far"
+        )
 
     def fit(self) -> Path:
         """Train until a limit, early stopping or a signal; write the final bundle. Returns: its folder.
 
         Raises: DivergedError, Interrupted, StorageError.
         """
-        ended, folder = self._limit_reached(), self.run / "bundle"
-        if ended is not None and folder.is_dir():
+        ended, bundle_folder = self._limit_reached(), self.run / "bundle"
+        if ended is not None and bundle_folder.is_dir():
             self.log.say(f"this run has ended: {ended}")
-            return folder
+            return bundle_folder
+        shutil.rmtree(
+            bundle_folder, ignore_errors=True
+        )  # of a run that goes on; until its end the best checkpoint serves
         self.try_widest_batches()
         with self.log.recording(self.run, self.state.update), self.stop.deferred():
-            self._minutes_offset = self.state.minutes - time.monotonic() / 60
+            self._start_clock()
             while self._limit_reached() is None and self.stop.signal_number is None:
                 self.one_update()
                 self._validate_and_save()
@@ -90,69 +96,48 @@ class Trainer:
 
     def try_widest_batches(self) -> None:
         """Run the widest batch of every split once, so that what cannot fit fails now and not after hours."""
-        special, tokens = self.bundle.tokenizer.special, self.config.training.tokens_per_batch
-        widest = widest_batch(self.prepared.train, special, tokens)
-        torch.autograd.backward(self._loss(widest))
+        special, training = self.bundle.tokenizer.special, self.config.training
+        for split in (self.prepared.train, self.prepared.valid):
+            widest = widest_batch(split, special, training.tokens_per_batch)
+            loss = batch_loss(self.model, widest, self.pad, training.label_smoothing, training.precision)
+            torch.autograd.backward(loss)
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.inference_mode():
-            self._loss(widest_batch(self.prepared.valid, special, tokens))
-
-    # One update
 
     def one_update(self) -> None:
-        """Draw the next micro-batches, accumulate their gradient, step. Raises: DivergedError."""
+        """Draw the next micro-batches, sum their gradients, step. Raises: DivergedError."""
         config, state = self.config.training, self.state
         began = time.monotonic()
         batches = [self.stream.next() for _ in range(config.accumulation)]
         num_tokens = sum(batch.num_tokens for batch in batches)
         loss = torch.zeros((), device=self.device)
         for batch in batches:
-            _seed_everything(config.seed, state.micro_batches)
+            _seed_dropout(config.seed, state.micro_batches)
             state.micro_batches += 1
-            loss_sum = self._loss(batch)
+            loss_sum = batch_loss(self.model, batch, self.pad, config.label_smoothing, config.precision)
             torch.autograd.backward(self.scaler.scale(loss_sum / num_tokens))
             loss += loss_sum.detach()
-        self.scaler.unscale_(self.optimizer)
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), config.clip_norm or math.inf))
         rate = learning_rate(state.update + 1, config)
-        self._refuse_non_finite(grad_norm, batches, rate)
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        grad_norm = self._step(rate, batches)
         state.update += 1
         state.tokens += num_tokens
         state.epoch, state.batch_index = self.stream.position.epoch, self.stream.position.index
         state.minutes = self._minutes_offset + time.monotonic() / 60
         if state.update % config.log_every == 0:
-            self._record(
-                "update",
-                {
-                    "loss": float(loss) / num_tokens,
-                    "lr": rate,
-                    "grad_norm": grad_norm,
-                    "tokens/s": num_tokens / (time.monotonic() - began),
-                },
-            )
+            rates = {"lr": rate, "grad_norm": grad_norm, "tokens/s": num_tokens / (time.monotonic() - began)}
+            self._record("update", {"loss": float(loss) / num_tokens, **rates})
 
-    def _loss(self, batch: Batch) -> Tensor:
-        """The summed label-smoothed loss of a batch."""
-        src_BS, tgt_in_BT, tgt_out_BT = (
-            torch.from_numpy(ids).to(self.device, non_blocking=True) for ids in (batch.src, batch.tgt_in, batch.tgt_out)
-        )
-        pad = self.bundle.tokenizer.special.pad
-        src_keep_BS = src_BS != pad if (batch.src == pad).any() else None
-        with self._autocast():
-            logits_BTV = self.model(src_BS, tgt_in_BT, src_keep_BS)
-        smoothing = self.config.training.label_smoothing if self.model.training else 0.0
-        return label_smoothed_nll(logits_BTV, tgt_out_BT, pad, smoothing)
-
-    @contextmanager
-    def _autocast(self) -> Iterator[None]:
-        dtype = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(self.config.training.precision)
-        with torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            yield
+    def _step(self, rate: float, batches: list[Batch]) -> float:
+        """Clip, refuse NaN, step the optimiser. Returns: the gradient's norm before clipping."""
+        self.scaler.unscale_(self.optimizer)
+        longest = self.config.training.clip_norm or math.inf  # 0 means: measure, do not clip
+        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest))
+        self._refuse_non_finite(grad_norm, batches, rate)
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
+        self.scaler.step(self.optimizer)  # under fp16 it leaves the weights alone if the gradient is not finite
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        return grad_norm
 
     def _refuse_non_finite(self, grad_norm: float, batches: list[Batch], rate: float) -> None:
         """Stop before the optimiser is touched; under fp16 let the loss scale fall a while first."""
@@ -172,73 +157,58 @@ class Trainer:
     # Validation and checkpoints
 
     def _validate_and_save(self) -> None:
-        update = self.state.update
-        every = self.config.training.checkpoint_every or self.config.validation.every
-        validated = update % self.config.validation.every == 0
+        validated = self.state.update % self.config.validation.every == 0
         if validated:
             self._validate()
-        if validated or update % every == 0:
+        if validated or self._scheduled(self.state.update):
             self._save()
 
     def _validate(self) -> None:
-        scores = self._scores_of(self.bundle)
-        best = self.state.add_score(_oriented(scores, self.config.validation.metric))
+        scores = validate(self.bundle, self.prepared, self.config)
+        best = self.state.add_score(oriented(scores, self.config.validation.metric))
         self._record("valid", {**scores, "best": best})
 
-    def _scores_of(self, bundle: Bundle) -> dict[str, float]:
-        """Loss a token (nats, no smoothing), and BLEU and chrF of real translations against raw references."""
-        bundle.model.eval()
-        special, tokens = bundle.tokenizer.special, self.config.training.tokens_per_batch
-        loss, num_tokens = 0.0, 0
-        with torch.inference_mode():
-            for batch in in_order(self.prepared.valid, special, tokens):
-                loss += float(self._loss(batch))
-                num_tokens += batch.num_tokens
-        limit = self.config.validation.max_sentences or len(self.prepared.valid_src)
-        translator = Translator(bundle, beam_size=self.config.validation.beam_size)
-        with self._autocast():
-            hypotheses = translator.translate(self.prepared.valid_src[:limit])
-        references = [self.prepared.valid_tgt[:limit]]
-        bleu, chrf = score(hypotheses, references, metrics=("bleu", "chrf"), tgt_lang=self.config.data.tgt_lang)
-        bundle.model.train()
-        return {"loss": loss / num_tokens, "bleu": bleu.value, "chrf": chrf.value}
+    def _scheduled(self, update: int) -> bool:
+        """Whether an uninterrupted run has a checkpoint there: only these are counted and averaged."""
+        every = self.config.training.checkpoint_every or self.config.validation.every
+        return update % every == 0 or str(update) in self.state.scores
 
     def _save(self) -> None:
-        self.state.loss_scale = self.scaler.get_scale() if self.scaler.is_enabled() else self.state.loss_scale
+        config = self.config.training
+        self.state.scaler = self.scaler.state_dict()
         save_checkpoint(self.run, self.bundle, self.optimizer, self.state)
-        prune(self.run, self.state, self.config.training.keep_last, self.config.training.keep_best)
+        last = self._scheduled_checkpoints()[-config.keep_last :]
+        best = [self._checkpoint(update) for update in best_updates(self.state, config.keep_best)]
+        prune(self.run, keep={*last, *best, self._checkpoint(self.state.update)})
 
-    def _resume(self) -> None:
-        checkpoint, problems = newest_whole(self.run)
-        for problem in problems:
-            self.log.say(f"warning: {problem}")
-        if checkpoint is not None:
-            self.state = restore(checkpoint, self.model, self.optimizer)
-            self.log.say(
-                f"resuming from {checkpoint} (verified): update {self.state.update:,}, epoch {self.state.epoch}, "
-                f"{self.state.minutes:.1f} minutes trained"
-            )
+    def _scheduled_checkpoints(self) -> list[Path]:
+        return [
+            folder for folder in list_checkpoints(self.run) if self._scheduled(int(folder.name.removeprefix("ckpt-")))
+        ]
+
+    def _checkpoint(self, update: int) -> Path:
+        return self.run / "checkpoints" / checkpoint_name(update)
 
     def _write_final_bundle(self) -> Path:
         """The average of some checkpoints if it is no worse on validation, else the best checkpoint."""
-        config, by_update = self.config.training, {c.name: c for c in list_checkpoints(self.run)}
-        best = by_update[checkpoint_name(self.state.best_update)]
+        config, metric = self.config.training, self.config.validation.metric
+        best = self._checkpoint(self.state.best_update)
         if config.average == "best":
-            chosen = [by_update[checkpoint_name(u)] for u in best_updates(self.state, config.average_count)]
+            averaged = [self._checkpoint(update) for update in best_updates(self.state, config.average_count)]
         else:
-            chosen = list_checkpoints(self.run)[-config.average_count :]
-        load_weights(self.model, average(chosen))
-        scores = self._scores_of(self.bundle)
-        averaged = _oriented(scores, self.config.validation.metric)
-        used = f"the average of {len(chosen)} checkpoints"
-        if averaged < self.state.scores[str(self.state.best_update)]:
+            averaged = self._scheduled_checkpoints()[-config.average_count :]
+        load_weights(self.model, average(averaged))
+        scores, origin = (
+            validate(self.bundle, self.prepared, self.config),
+            f"the average of {len(averaged)} checkpoints",
+        )
+        if oriented(scores, metric) < self.state.scores[str(self.state.best_update)]:
             load_weights(self.model, average([best]))
-            scores, used = self._scores_of(self.bundle), f"the best checkpoint, {best.name}"
-        folder = self.run / "bundle"
-        with atomic_folder(folder) as temporary:
+            scores, origin = validate(self.bundle, self.prepared, self.config), f"the best checkpoint, {best.name}"
+        with atomic_folder(self.run / "bundle") as temporary:
             self.bundle.write_into(temporary)
-        self._record("final", {**scores, "from": used})
-        return folder
+        self._record("final", {**scores, "from": origin})
+        return self.run / "bundle"
 
     # Where it stands
 
@@ -274,18 +244,16 @@ class Trainer:
             kind, {**place, **values, "minutes": round(minutes, 3)}, fraction_done=fraction, minutes_left=left
         )
 
-    def _stream(self, position: Position) -> BatchStream:
+    def _start_clock(self) -> None:
+        """From here on wall time counts as the run's, validation included."""
+        self._minutes_offset = self.state.minutes - time.monotonic() / 60
+
+    def _stream_from(self, position: Position) -> BatchStream:
         training = self.config.training
         special = self.bundle.tokenizer.special
         return BatchStream(self.prepared.train, special, training.tokens_per_batch, training.seed, position)
 
 
-def _oriented(scores: dict[str, float], metric: str) -> float:
-    """The deciding score, so that more is better; NaN counts as worst."""
-    value = -scores[metric] if metric == "loss" else scores[metric]
-    return value if math.isfinite(value) else -math.inf
-
-
-def _seed_everything(seed: int, micro_batch: int) -> None:
+def _seed_dropout(seed: int, micro_batch: int) -> None:
     """Reseed torch's default generators (CPU and all devices) for one micro-batch."""
     torch.manual_seed(int(np.random.SeedSequence([seed, micro_batch]).generate_state(1, np.uint64)[0] >> 1))

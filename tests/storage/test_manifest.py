@@ -109,8 +109,9 @@ def test_what_damage_says(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b"[]", b"{}", b"null", b'{"files": 3}', b'{"files": {"one": 3}}', b'{"files": {"one": {}}}', b"\xff"]
-)  # fmt: skip
+    "content",
+    [b"", b"{", b"[]", b"{}", b"null", b"\xff", b'{"files": 3}', b'{"files": {"one": 3}}', b'{"files": {"one": {}}}'],
+)
 def test_a_broken_manifest_is_damage(folder: Path, content: bytes) -> None:
     (folder / MANIFEST).write_bytes(content)
     assert damage(folder) is not None and MANIFEST in str(damage(folder))

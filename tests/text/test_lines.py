@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.text.lines import MAX_LINE_BYTES, LineNotes, clean, excerpt, is_blank, read_file, read_lines, read_raw_lines
+from nmt.text.lines import MAX_LINE_BYTES, LineNotes, clean, is_blank, read_file, read_lines, read_raw_lines
 
 # What str.splitlines and other tools take for the end of a line, and TAB; only \n is one here.
 ODD_BREAKS = ["\t", "\v", "\f", "\r", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\u2028", "\u2029"]
@@ -135,8 +135,8 @@ def test_an_endless_line_takes_constant_memory() -> None:
 
 @pytest.mark.parametrize(
     "blank",
-    ["", " ", "  ", "\t", "\xa0", "\u3000", "\u2003", "\u200b", "\u200c", "\u200d", "\u200e", "\u200f", "\u00ad", "\u2060",
-     "\ufeff", "\r", "\x00", "\x1b", "\x85", "\u2028", "\u202e", "\u2066\u2069", " \u200b\xa0\t\u3000\ufeff"],
+    ["", " ", "  ", "\t", "\xa0", "\u3000", "\u2003", "\u200b", "\u200c", "\u200d", "\u200e", "\u200f", "\u00ad",
+     "\u2060", "\ufeff", "\r", "\x00", "\x1b", "\x85", "\u2028", "\u202e", "\u2066\u2069", " \u200b\xa0\t\u3000\ufeff"],
     ids=ascii,
 )  # fmt: skip
 def test_lines_that_show_nothing_are_blank(blank: str) -> None:
@@ -157,13 +157,6 @@ def test_clean_drops_controls_and_keeps_what_joins_letters() -> None:
     assert clean("two\nlines") == "two lines"  # a text of a data set may hold one
 
 
-def test_excerpt_is_short_and_safe_for_a_terminal() -> None:
-    assert excerpt("plain ü 漢") == "plain ü 漢"
-    assert excerpt("a\x1b[31m\x00\u202e\ufeff") == "a\\u001b[31m\\u0000\\u202e\\ufeff"
-    assert excerpt("x" * 61) == "x" * 60 + "…"
-    assert excerpt("x" * 60) == "x" * 60
-    assert excerpt("abcdef", limit=3) == "abc…"
-
 
 def test_read_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfeins\r\nzwei\x85drei")
@@ -174,11 +167,13 @@ def test_read_file(tmp_path: Path) -> None:
         assert str(missing) in str(caught.value)
 
 
-pieces = st.sampled_from([b"\n", b"\r", b"\r\n", b"\xef\xbb\xbf", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"\x0c", b"\x00"])
+BREAKS = [b"\n", b"\r", b"\r\n", b"\xef\xbb\xbf", b"\x85", b"\xc2\x85", b"\xe2\x80\xa8", b"\x0c", b"\x00"]
 
 
 @settings(max_examples=400, deadline=None)
-@given(st.lists(st.binary(max_size=12) | pieces).map(b"".join), st.sampled_from([1, 4, 7, MAX_LINE_BYTES]))
+@given(
+    st.lists(st.binary(max_size=12) | st.sampled_from(BREAKS)).map(b"".join), st.sampled_from([1, 4, 7, MAX_LINE_BYTES])
+)
 @example(b"\xef\xbb\xbf\n\xff\n\xe2\x80\xa8", 4)
 def test_any_bytes_give_as_many_lines_as_newlines(data: bytes, limit: int) -> None:
     notes = LineNotes()

@@ -128,7 +128,8 @@ def test_user_text_never_becomes_a_control_piece(tokenizer: Tokenizer, identity:
     # The negative control: looked up by name these are control pieces, and a tokenizer without bytes says <unk>.
     assert {identity._tgt.piece_to_id(piece) for piece in SPECIALS[:4]} == CONTROLS
     assert not held(Tokenizer(train(byte_fallback=False)), "漢")
-    figure(f"tokenizer_round_trip ({tokenizer.src_vocab_size} pieces)", f"{len(wrong)} wrong of {len(texts)} texts", "0", not wrong)
+    name = f"tokenizer_round_trip ({tokenizer.src_vocab_size} pieces)"
+    figure(name, f"{len(wrong)} wrong of {len(texts)} texts", "0", not wrong)
 
 
 @settings(max_examples=200, deadline=None)

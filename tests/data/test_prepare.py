@@ -1,0 +1,281 @@
+"""From recipe to caches: what is made, when it is made again, and what cannot be used."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nmt.config import Config, TokenizerConfig, parse_config
+from nmt.data.prepare import Prepared, prepare
+from nmt.errors import BundleError, ConfigError, DataError
+from nmt.text.tokenizer import Tokenizer, train_sentencepiece
+
+rng = random.Random(7)
+WORDS = ["".join(rng.choices("abcdefghij", k=rng.randint(2, 6))) for _ in range(80)]
+
+
+def sentences(count: int, seed: int) -> list[tuple[str, str]]:
+    """Distinct pairs."""
+    words = random.Random(seed)
+    return [
+        (f"s{i} " + " ".join(words.choices(WORDS, k=4)), f"t{i} " + " ".join(words.choices(WORDS, k=5)))
+        for i in range(count)
+    ]
+
+
+def write(folder: Path, name: str, pairs: list[tuple[str, str]]) -> None:
+    for side, language in enumerate(("en", "de")):
+        (folder / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    """A folder with 200 pairs to train on and 20 to validate."""
+    write(tmp_path, "train", sentences(200, 1))
+    write(tmp_path, "valid", sentences(20, 2))
+    return tmp_path
+
+
+def recipe(folder: Path, **sections: dict[str, Any]) -> Config:
+    tables: dict[str, dict[str, Any]] = {
+        "data": {"dir": str(folder), "train": "train", "valid": "valid"},
+        "tokenizer": {"vocab_size": 350},
+        "training": {"max_updates": 1},
+    }
+    names = {*tables, *sections}
+    return parse_config({name: {**tables.get(name, {}), **sections.get(name, {})} for name in names}, "x")
+
+
+def held_out(folder: Path, **data: Any) -> Config:
+    config = recipe(folder, data=data).model_dump(exclude_none=True)
+    del config["data"]["valid"]
+    return parse_config(config, "x")
+
+
+def run(config: Config, said: list[str] | None = None, **options: Any) -> Prepared:
+    return prepare(config, Path(config.data.dir) / "cache", (said if said is not None else []).append, **options)
+
+
+def train_texts(prepared: Prepared) -> list[tuple[str, str]]:
+    """The training pairs, read back from the cache (all pieces are the joint tokenizer's)."""
+    cache, decode = prepared.train, prepared.tokenizer.decode
+    return [(decode(cache.src(i).tolist()), decode(cache.tgt(i).tolist())) for i in range(len(cache))]
+
+
+def made(said: list[str]) -> list[str]:
+    """Which things were made anew."""
+    kinds = {"training a": "tokenizer", " train pairs": "train", " valid pairs": "valid"}
+    return [kind for line in said for mark, kind in kinds.items() if mark in line and not line.startswith("reading")]
+
+
+def test_everything_is_prepared(corpus: Path) -> None:
+    said: list[str] = []
+    prepared = run(recipe(corpus), said)
+    assert prepared.counts == {"train": {"read": 200, "kept": 200}, "valid": {"read": 20, "kept": 20}}
+    assert train_texts(prepared) == sentences(200, 1)
+    assert list(zip(prepared.valid_src, prepared.valid_tgt, strict=True)) == sentences(20, 2)
+    assert prepared.tokenizer.joint and prepared.tokenizer.src_vocab_size == 350
+    assert made(said) == ["tokenizer", "valid", "train"]
+    assert said[-2:] == ["train: 200 read, 200 kept", "valid: 20 read, 20 kept"]
+
+
+def test_counts_by_rule(corpus: Path) -> None:
+    pairs = sentences(50, 1)
+    odd = [("", "x"), ("y", ""), pairs[0], pairs[1], ("a" * 400, "b"), ("a b c", " ".join(WORDS[:30]))]
+    write(corpus, "train", pairs + odd)
+    write(corpus, "valid", [*sentences(20, 2), ("", "x"), ("a " * 300, "b " * 300)])
+    said: list[str] = []
+    prepared = run(recipe(corpus, data={"max_length": 100, "max_length_ratio": 2.0}), said)
+    assert prepared.counts["train"] == {
+        "read": 56, "kept": 50, "empty": 2, "duplicate": 2, "too long": 1, "length ratio": 1,
+    }  # fmt: skip
+    assert prepared.counts["valid"] == {"read": 22, "kept": 20, "empty": 1, "too long": 1}
+    assert "valid: 22 read, 20 kept, 1 empty, 1 too long" in said
+    assert train_texts(prepared) == pairs
+    for counts in prepared.counts.values():
+        assert counts["read"] == sum(number for rule, number in counts.items() if rule != "read")
+
+
+def test_nothing_is_made_twice(corpus: Path) -> None:
+    first = run(recipe(corpus))
+    said: list[str] = []
+    second = run(recipe(corpus), said)
+    assert made(said) == []
+    assert second.tokenizer.sha256 == first.tokenizer.sha256
+    assert second.counts == first.counts
+    assert (second.train.folder, second.valid.folder) == (first.train.folder, first.valid.folder)
+
+
+def test_files_moved_or_touched_are_found_again(corpus: Path) -> None:
+    """The key is the content, not the name or the time."""
+    run(recipe(corpus))
+    for language in ("en", "de"):
+        (corpus / f"train.{language}").rename(corpus / f"moved.{language}")
+    said: list[str] = []
+    run(recipe(corpus, data={"train": "moved"}), said)
+    assert made(said) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "remade"),
+    [
+        ("content", ["tokenizer", "valid", "train"]),
+        ("order", ["tokenizer", "valid", "train"]),
+        ("valid content", ["valid"]),
+        ("tokenizer", ["tokenizer", "valid", "train"]),
+        ("rules", ["valid", "train"]),
+        ("duplicates", []),
+        ("model", []),
+    ],
+)
+def test_what_changed_is_made_again(corpus: Path, change: str, remade: list[str]) -> None:
+    run(recipe(corpus))
+    sections: dict[str, dict[str, Any]] = {}
+    if change == "content":
+        write(corpus, "train", [*sentences(199, 1), ("a new", "pair")])
+    elif change == "order":
+        write(corpus, "train", sentences(200, 1)[::-1])
+    elif change == "valid content":
+        write(corpus, "valid", sentences(21, 2))
+    elif change == "tokenizer":
+        sections = {"tokenizer": {"vocab_size": 340}}
+    elif change == "rules":
+        sections = {"data": {"max_length": 99}}
+    elif change == "duplicates":
+        sections = {"data": {"remove_duplicates": False}}  # there are none: the same pairs are kept
+    else:
+        sections = {"model": {"d_model": 64}, "training": {"learning_rate": 1e-4}}
+    said: list[str] = []
+    prepared = run(recipe(corpus, **sections), said)
+    assert made(said) == remade
+    again = run(recipe(corpus, **sections))
+    assert train_texts(again) == train_texts(prepared)
+
+
+def test_a_damaged_cache_is_an_error_and_deleting_it_helps(corpus: Path) -> None:
+    folder = run(recipe(corpus)).train.folder
+    tokens = folder / "src.tokens"
+    tokens.write_bytes(tokens.read_bytes()[:-2])
+    with pytest.raises(DataError, match=r"is damaged: src\.tokens.*Delete it") as caught:
+        run(recipe(corpus))
+    assert str(folder) in str(caught.value)
+    for path in folder.iterdir():
+        path.unlink()
+    folder.rmdir()
+    said: list[str] = []
+    assert train_texts(run(recipe(corpus), said)) == sentences(200, 1)
+    assert made(said) == ["train"]
+
+
+@pytest.mark.parametrize(("valid_size", "held"), [(1, 1), (10, 10), (20, 20), (1000, 20)])
+def test_held_out_validation_is_disjoint_from_train(corpus: Path, valid_size: int, held: int) -> None:
+    """D5: no pair is in both; together they are all pairs; at most a tenth is held out."""
+    pairs = sentences(200, 1)
+    write(corpus, "train", pairs + pairs[:50])  # repeated pairs must not end on both sides
+    prepared = run(held_out(corpus, valid_size=valid_size))
+    valid = list(zip(prepared.valid_src, prepared.valid_tgt, strict=True))
+    train = train_texts(prepared)
+    assert len(valid) == len(prepared.valid) == held
+    assert set(valid) & set(train) == set()
+    assert sorted(valid + train) == sorted(pairs)
+    assert prepared.counts["train"] == {"read": 250, "kept": 200 - held, "duplicate": 50}
+
+
+def test_held_out_validation_follows_the_seed(corpus: Path) -> None:
+    config = held_out(corpus, valid_size=10)
+    first, second, other = run(config), run(config), run(config.replace(training={"seed": 2}))
+    assert first.valid_src == second.valid_src != other.valid_src
+
+
+def test_several_sources_follow_one_another(corpus: Path) -> None:
+    (corpus / "more.tsv").write_text("one more\tnoch eins\n")
+    prepared = run(recipe(corpus, data={"train": ["train", "more.tsv"]}))
+    assert prepared.counts["train"]["read"] == 201
+    assert train_texts(prepared)[-1] == ("one more", "noch eins")
+
+
+@pytest.mark.parametrize(
+    ("train", "valid", "message"),
+    [
+        ([], None, r"no text.*of 0 training pairs"),
+        ([("", "x")] * 3, None, r"no text.*of 3 training pairs, 3 have an empty side"),
+        (None, [], r"No valid pair is left of 0"),
+        (None, [("", "x")] * 4, r"No valid pair is left of 4.*'empty': 4"),
+        (None, [("a " * 300, "b " * 300)] * 2, r"No valid pair is left of 2.*'too long': 2"),
+        ([(f"a {i}", f"{i} b " * 200) for i in range(30)], None, r"No train pair is left of 30.*'too long': 30"),
+    ],
+    ids=["no train", "empty train", "no valid", "empty valid", "long valid", "long train"],
+)
+def test_nothing_left_is_an_error_with_counts(corpus: Path, train: Any, valid: Any, message: str) -> None:
+    if train is not None:
+        write(corpus, "train", train)
+    if valid is not None:
+        write(corpus, "valid", valid)
+    with pytest.raises(DataError, match=message):
+        run(recipe(corpus, tokenizer={"vocab_size": 320}))
+
+
+def test_too_few_pairs_to_hold_some_out(corpus: Path) -> None:
+    write(corpus, "train", sentences(9, 1))
+    with pytest.raises(DataError, match="No valid pair is left of 0"):
+        run(held_out(corpus))
+
+
+def test_small_text_lowers_the_vocabulary_with_a_warning(corpus: Path) -> None:
+    said: list[str] = []
+    prepared = run(recipe(corpus, tokenizer={"vocab_size": 32_000}), said)
+    size = prepared.tokenizer.src_vocab_size
+    assert size < 32_000
+    warnings = [line for line in said if line.startswith("warning")]
+    assert len(warnings) == 2 and all(f"only {size:,}" in line and "32,000" in line for line in warnings)
+
+
+def test_separate_vocabularies(corpus: Path) -> None:
+    untied = {"tied_embeddings": "none"}
+    prepared = run(recipe(corpus, tokenizer={"vocab_size": 320, "joint": False}, model=untied))
+    assert not prepared.tokenizer.joint
+    assert [prepared.tokenizer.src_vocab_size, prepared.tokenizer.tgt_vocab_size] == [320, 320]
+    assert prepared.tokenizer.encode_src(["s1"])[0] == prepared.tokenizer._src.encode("s1", add_eos=True)
+    assert len(prepared.train) == 200
+
+
+@pytest.mark.parametrize("absolute", [True, False])
+def test_tokenizer_given_by_path(corpus: Path, absolute: bool) -> None:
+    model = train_sentencepiece([src for src, _ in sentences(50, 9)], TokenizerConfig(vocab_size=310), 1)
+    (corpus / "my.model").write_bytes(model)
+    path = str(corpus / "my.model") if absolute else "my.model"
+    said: list[str] = []
+    prepared = run(recipe(corpus, tokenizer={"src_model": path}), said)
+    assert prepared.tokenizer.src_model == model and prepared.tokenizer.joint
+    assert made(said) == ["valid", "train"]
+
+
+def test_tokenizer_given_by_path_that_is_none(corpus: Path) -> None:
+    with pytest.raises(ConfigError, match=r"Cannot read the tokenizer .*my\.model"):
+        run(recipe(corpus, tokenizer={"src_model": "my.model"}))
+    (corpus / "my.model").write_text("this is no model")
+    with pytest.raises(BundleError, match="not a SentencePiece model"):
+        run(recipe(corpus, tokenizer={"src_model": "my.model"}))
+
+
+def test_tokenizer_given_as_an_object_wins(corpus: Path) -> None:
+    given = Tokenizer(train_sentencepiece([tgt for _, tgt in sentences(50, 9)], TokenizerConfig(vocab_size=310), 1))
+    said: list[str] = []
+    assert run(recipe(corpus), said, tokenizer=given).tokenizer is given
+    assert "tokenizer" not in made(said)
+
+
+def test_mistakes_of_validation_show_before_training_text_is_encoded(corpus: Path) -> None:
+    (corpus / "valid.de").write_text("only one\n")
+    said: list[str] = []
+    with pytest.raises(DataError, match=r"has 20 lines but .*valid\.de has 1"):
+        run(recipe(corpus), said)
+    assert "train" not in made(said)
+
+
+def test_left_overs_of_a_killed_run_are_removed(corpus: Path) -> None:
+    (corpus / "cache").mkdir()
+    (corpus / "cache" / "train-0.tmp-4194305").mkdir()  # above the largest process number
+    run(recipe(corpus))
+    assert [path.name for path in (corpus / "cache").iterdir() if ".tmp-" in path.name] == []
