@@ -44,7 +44,10 @@ def attn_plot(
     src_labels, tgt_labels = bundle.tokenizer.src_pieces(src_ids), bundle.tokenizer.tgt_pieces(tgt_ids)
     if not pieces:
         weights, src_labels, tgt_labels = merge_to_words(weights, src_labels, tgt_labels)
-    title = f"layer {layer or 'mean'}, head {head or 'mean'}"
+    title = "attention of " + ", ".join(
+        f"{name} {number}" if number else f"all {count} {name}s (mean)"
+        for name, number, count in (("layer", layer, maps.shape[0]), ("head", head, maps.shape[1]))
+    )
     for warning in plot_attention(weights, src_labels, tgt_labels, output, title=title):
         if not quiet:
             typer.echo(f"warning: {warning}", err=True)

@@ -1,0 +1,167 @@
+"""Lines to lines: as many out as in, each its own translation whatever is around it."""
+
+import random
+from collections.abc import Callable, Iterator
+
+import pytest
+import tiny
+import torch
+from torch import Tensor
+
+from nmt.bundle import Bundle
+from nmt.decoding import translator as module
+from nmt.decoding.translator import Translator, pick_device
+from nmt.errors import BundleError, ConfigError
+from nmt.model.kv_cache import DecoderState
+
+BLANK = ["", " ", "\t", "\u00a0", "\u3000", "\u200b", "\ufeff\u200d", "\x00\x07", "\u2028", "\x0c\x1b"]
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    with tiny.one_thread():
+        yield
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return tiny.random_bundle(num_encoder_layers=2, num_decoder_layers=2)
+
+
+def test_line_k_in_is_line_k_out(bundle: Bundle) -> None:
+    words = tiny.sentences(len(BLANK))[0]
+    lines = [line for pair in zip(BLANK, words, strict=True) for line in pair]
+    out = Translator(bundle).translate(lines)
+    assert len(out) == len(lines)
+    assert out[::2] == [""] * len(BLANK)
+    assert out[1::2] == Translator(bundle).translate(words) and all(out[1::2])
+    assert all("\n" not in line and "\r" not in line for line in out)
+
+
+def test_nothing_and_blank_lines_alone(bundle: Bundle) -> None:
+    def fail(*_: object) -> DecoderState:
+        raise AssertionError("a blank line met the model")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(bundle.model), "prefill", fail)
+        assert Translator(bundle).translate([]) == []
+        assert Translator(bundle).translate(BLANK) == [""] * len(BLANK)
+        assert [t.hypotheses for t in Translator(bundle).translate_full(["", " "])] == [(), ()]
+        with pytest.raises(AssertionError, match="met the model"):  # the control
+            Translator(bundle).translate(["dog"])
+
+
+def test_batches_and_order_do_not_matter(bundle: Bundle, figure: Callable[..., None]) -> None:
+    lines = tiny.sentences(60)[0]
+    differing = compared = 0
+    for beam in (1, 4):
+        alone = [Translator(bundle, beam_size=beam).translate([line])[0] for line in lines]
+        assert len(set(alone)) > 20  # the lines differ, else the comparison would say nothing
+        for batch_rows, seed in ((1, None), (7, None), (64, None), (256, 1), (100_000, 2)):
+            order = list(range(len(lines)))
+            if seed is not None:
+                random.Random(seed).shuffle(order)
+            translator = Translator(bundle, beam_size=beam, batch_rows=batch_rows)
+            out = translator.translate([lines[place] for place in order])
+            differing += sum(text != alone[place] for place, text in zip(order, out, strict=True))
+            compared += len(lines)
+    figure("batch_text_differences", f"{differing} of {compared} translations", "0", differing == 0)
+
+
+def test_windows_do_not_matter(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = tiny.sentences(23)[0]
+    whole = Translator(bundle).translate(lines)
+    monkeypatch.setattr(module, "WINDOW_LINES", 5)
+    assert Translator(bundle).translate(lines) == whole
+
+
+def test_translate_full_is_lazy(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WINDOW_LINES", 2)
+    read: list[int] = []
+
+    def lines() -> Iterator[str]:
+        for number in range(10):
+            read.append(number)
+            yield "the dog"
+
+    next(Translator(bundle).translate_full(lines()))
+    assert read == [0, 1]
+
+
+def test_a_line_of_a_thousand_pieces(bundle: Bundle) -> None:
+    line = " ".join(random.Random(1).choices("the dog cat sees small house".split(), k=1000))
+    assert len(bundle.tokenizer.encode_src([line])[0]) > 1000
+    short = "the small dog"
+    out = Translator(bundle, beam_size=1).translate([short, line, short])
+    assert out[0] == out[2] == Translator(bundle, beam_size=1).translate([short])[0] and out[1]
+
+
+def test_control_pieces_in_the_text_are_text(bundle: Bundle) -> None:
+    special = bundle.tokenizer.special
+    ids = bundle.tokenizer.encode_src(["the </s> dog <s> <pad> sees"])[0]
+    assert ids[-1] == special.eos and not {special.eos, special.bos, special.pad} & set(ids[:-1])
+    assert len(Translator(bundle).translate(["the </s> dog <s> <pad> sees", "a cat"])) == 2
+
+
+@pytest.mark.parametrize("beam", [1, 3])
+def test_a_model_that_never_ends_stops_at_the_limit(beam: int) -> None:
+    bundle = tiny.random_bundle(decoding={"max_length_ratio": 1.5, "max_length_extra": 7})
+    step, eos = bundle.model.decode_step, bundle.tokenizer.special.eos
+
+    def never(tokens: Tensor, state: DecoderState) -> Tensor:
+        logits = step(tokens, state)
+        logits[:, eos] = -1e4
+        return logits
+
+    bundle.model.decode_step = never  # type: ignore[method-assign]
+    translator = Translator(bundle, beam_size=beam)
+    sources = bundle.tokenizer.encode_src(["the dog", "a small cat sees the big old house"])
+    for ids, found in zip(sources, translator.search(sources), strict=True):
+        assert len(found[0].ids) + 1 == int(len(ids) * 1.5) + 7
+
+
+def test_never_unknown_nor_control_pieces(bundle: Bundle) -> None:
+    special = bundle.tokenizer.special
+    for translation in Translator(bundle, n_best=2).translate_full(tiny.sentences(20)[0]):
+        for hypothesis in translation.hypotheses:
+            assert hypothesis.ids and not {special.pad, special.bos, special.unk, special.eos} & set(hypothesis.ids)
+
+
+def test_n_best(bundle: Bundle) -> None:
+    translations = list(Translator(bundle, beam_size=4, n_best=3).translate_full(["the dog sees a cat", ""]))
+    scores = [hypothesis.score for hypothesis in translations[0].hypotheses]
+    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
+    assert len({hypothesis.ids for hypothesis in translations[0].hypotheses}) == 3
+    assert translations[0].text == bundle.tokenizer.decode(translations[0].hypotheses[0].ids)
+
+
+def test_more_best_than_beam(bundle: Bundle) -> None:
+    with pytest.raises(ConfigError, match="3 best of a beam of 2 cannot be had"):
+        Translator(bundle, beam_size=2, n_best=3)
+
+
+def test_defaults_are_the_bundles() -> None:
+    bundle = tiny.random_bundle(decoding={"beam_size": 3, "length_penalty": 0.9, "min_length": 2})
+    options = Translator(bundle).options
+    assert (options.beam_size, options.length_penalty, options.min_length) == (3, 0.9, 2)
+    options = Translator(bundle, beam_size=1, length_penalty=0.0).options
+    assert (options.beam_size, options.length_penalty) == (1, 0.0)
+
+
+def test_use_as_a_library(tmp_path_factory: pytest.TempPathFactory, bundle: Bundle) -> None:
+    from nmt import Translator as FromPackage
+
+    folder = tiny.save(bundle, tmp_path_factory.mktemp("library") / "b")
+    assert FromPackage is Translator
+    lines = ["the dog sees a cat", "", "a bird"]
+    assert FromPackage(folder, device="cpu").translate(lines) == Translator(bundle).translate(lines)
+    assert FromPackage(str(folder), device="cpu").translate(lines) == Translator(bundle).translate(lines)
+    with pytest.raises(BundleError, match="is no model"):
+        FromPackage(folder / "nowhere")
+
+
+def test_devices() -> None:
+    assert pick_device("cpu") == torch.device("cpu")
+    assert pick_device("auto").type in ("cpu", "cuda", "mps")
+    with pytest.raises(ConfigError, match="--device gpu is not available here; this machine has: auto, cpu"):
+        pick_device("gpu")
