@@ -59,6 +59,9 @@ class Bundle:
         """
         folder = find_bundle(Path(path))
         problem = damage(folder)
+        if problem and not folder.exists():  # a checkpoint that the run being trained has just deleted
+            folder = find_bundle(Path(path))
+            problem = damage(folder)
         if problem:
             raise BundleError(f"The model {folder} is damaged: {problem}.")
         config = _read_config(folder)
@@ -107,7 +110,10 @@ def find_bundle(path: Path) -> Path:
         return path / "bundle"
     checkpoints = [c for c in list_checkpoints(path) if damage(c, hashes=False) is None]
     if checkpoints:
-        best = json.loads((checkpoints[-1] / "state.json").read_bytes())["best_update"]
+        try:
+            best = int(json.loads((checkpoints[-1] / "state.json").read_bytes())["best_update"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise BundleError(f"The checkpoint {checkpoints[-1]} is damaged: state.json cannot be read.") from error
         return next((c for c in checkpoints if c.name == checkpoint_name(best)), checkpoints[-1])
     what = "does not exist" if not path.exists() else "has no config.json, and no checkpoint yet"
     raise BundleError(
@@ -147,13 +153,19 @@ def _read_config(folder: Path) -> BundleConfig:
             raise BundleError(
                 f"{path} has format_version {version!r}; this nmt reads {FORMAT_VERSION}. Use the nmt that wrote it."
             )
-        return BundleConfig.model_validate(tables)
+        config = BundleConfig.model_validate(tables)
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(map(str, first["loc"]))
         raise BundleError(f"{path} is not a valid model config: {key}: {first['msg']}.") from None
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path} is not valid JSON.") from error
+    if config.model.tied_embeddings == "all" and config.src_vocab_size != config.tgt_vocab_size:
+        raise BundleError(
+            f'{path} is not a valid model config: tied_embeddings = "all" with {config.src_vocab_size:,} source and '
+            f"{config.tgt_vocab_size:,} target pieces."
+        )
+    return config
 
 
 def _checked_tokenizer(folder: Path, config: BundleConfig) -> Tokenizer:

@@ -67,6 +67,14 @@ class DataConfig(Section):
     max_length_ratio: float = Field(default=4.0, ge=1.0, le=1000.0)  # longer side / shorter side, in pieces
     remove_duplicates: bool = True  # a pair seen before is dropped
 
+    @model_validator(mode="after")
+    def _held_out_is_unseen(self) -> Self:
+        if self.valid is None and not self.remove_duplicates:
+            raise ValueError(
+                "without valid, pairs are held out of train; that needs remove_duplicates = true, or they occur in both"
+            )
+        return self
+
     @model_validator(mode="before")
     @classmethod
     def _one_source_is_a_list(cls, value: object) -> object:
@@ -175,6 +183,7 @@ class ValidationConfig(Section):
     patience: int = Field(default=0, ge=0, le=100_000)  # validations without a better score; 0: never stop early
     beam_size: int = Field(default=1, ge=1, le=100)
     max_sentences: int = Field(default=0, ge=0, le=1_000_000)  # translated at each validation; 0: all
+    tokenize: str | None = None  # sacreBLEU's tokenizer for BLEU, as "char"; default: by language
 
 
 class DecodingConfig(Section):

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
 from safetensors.torch import load_file, save_file
 
+import tiny
 from nmt.bundle import Bundle, find_bundle, list_checkpoints, weights_of
 from nmt.config import TrainingConfig
 from nmt.errors import BundleError
@@ -119,7 +119,9 @@ def test_a_missing_file(folder: Path, name: str) -> None:
         Bundle.load(folder)
 
 
-@pytest.mark.parametrize(("name", "said"), [("model.safetensors", "no safetensors"), ("tokenizer.model", "no tokenizer")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("model.safetensors", "no safetensors"), ("tokenizer.model", "no tokenizer")]
+)
 def test_a_missing_file_that_no_manifest_names(folder: Path, name: str, said: str) -> None:
     (folder / name).unlink()
     sign(folder)
@@ -161,7 +163,7 @@ def test_no_format_version(folder: Path) -> None:
         (lambda t: t.pop("src_lang"), "src_lang: Field required"),
         (lambda t: t["model"].update(d_model="16"), r"model\.d_model: "),
         (lambda t: t["model"].update(d_model=10**9), r"model\.d_model: "),
-        (lambda t: t["model"].update(num_heads=3), "model: .*not divisible"),
+        (lambda t: t["model"].update(num_heads=3), r"model: .*not divisible"),
         (lambda t: t.update(src_vocab_size=-1), "src_vocab_size: "),
         (lambda t: t.update(model=[]), "model: "),
     ],
@@ -177,7 +179,7 @@ def test_a_config_of_another_shape(folder: Path, change: Callable[[dict[str, Any
 def test_a_config_that_is_none(folder: Path, text: str) -> None:
     (folder / "config.json").write_bytes(text.encode("latin-1"))
     sign(folder)
-    with pytest.raises(BundleError, match="config.json"):
+    with pytest.raises(BundleError, match=r"config\.json"):
         Bundle.load(folder)
 
 
@@ -187,11 +189,11 @@ def test_a_config_that_is_too_long(folder: Path) -> None:
         Bundle.load(folder)
 
 
-def test_a_huge_model_is_refused_before_it_is_allocated(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_huge_model_is_refused_before_it_is_allocated(folder: Path) -> None:
     """8192 wide, 65536 inside, 128 + 128 layers: 400 billion parameters, which would not fit this machine."""
     huge = {"d_model": 8192, "d_ff": 65536, "num_encoder_layers": 128, "num_decoder_layers": 128}
     edit_config(folder, lambda tables: tables["model"].update(huge))
-    with pytest.raises(BundleError, match=r"tensor decoder\.0\..* has shape \[.*config.json asks for \[8192"):
+    with pytest.raises(BundleError, match=r"tensor decoder\.0\.\S+ has shape \[32\], config.json asks for \[16384\]"):
         Bundle.load(folder)
 
 

@@ -1,4 +1,7 @@
-"""The command line: exit codes, streams, signals and the frozen list of options. Mostly in this process: it is quicker."""
+"""The command line: exit codes, streams, signals and the frozen list of options.
+
+Mostly in this process: it is quicker.
+"""
 
 import io
 import json
@@ -13,16 +16,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import tiny
 import typer
-from tiny import Tiny
 
 import nmt
+import tiny
 from nmt.bundle import list_checkpoints
 from nmt.cli import _run
 from nmt.cli.app import app
-from nmt.training import progress
+from nmt.training import progress, trainer
 from nmt.training.trainer import Trainer
+from tiny import Tiny
 
 Nmt = Callable[..., tuple[int, str, str]]
 NMT = [sys.executable, "-m", "nmt"]
@@ -180,7 +183,7 @@ def test_divergence_is_6_and_sigint_130(
     run: Nmt, corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = Trainer.one_update
-    monkeypatch.setattr(Trainer, "_loss", lambda self, batch: self.model.output.weight.sum() * float("nan"))
+    monkeypatch.setattr(trainer, "batch_loss", lambda model, *_: model.output.weight.sum() * float("nan"))
     refused(run("train", corpus.toml, "--out", tmp_path / "a", "-q", "--device", "cpu"), 6, "not finite")
     monkeypatch.undo()
 

@@ -16,8 +16,8 @@ from nmt.model.transformer import Transformer
 from nmt.storage.atomic import atomic_folder
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
-_SOURCE = "the a dog cat bird man child sees hears likes small big red old here today and not house tree".split()
-_TARGET = "der ein hund katze vogel mann kind sieht hoert mag klein gross rot alt hier heute und nicht haus baum".split()
+_SOURCE = "the a dog cat bird man child sees hears likes small big red old here today and not house tree"
+_TARGET = "der ein hund katze vogel mann kind sieht hoert mag klein gross rot alt hier heute und nicht haus baum"
 SHAPE = {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 16, "num_heads": 2, "d_ff": 32}
 
 
@@ -41,8 +41,10 @@ class Tiny:
 def sentences(pairs: int, seed: int = 1) -> tuple[list[str], list[str]]:
     """Random sentence pairs: word for word, and the other way round."""
     rng = random.Random(seed)
-    words = [rng.choices(range(len(_SOURCE)), k=rng.randint(2, 9)) for _ in range(pairs)]
-    return [" ".join(_SOURCE[w] for w in row) for row in words], [" ".join(_TARGET[w] for w in row[::-1]) for row in words]
+    source_words, target_words = _SOURCE.split(), _TARGET.split()
+    rows = [rng.choices(range(len(source_words)), k=rng.randint(2, 9)) for _ in range(pairs)]
+    sources = [" ".join(source_words[w] for w in row) for row in rows]
+    return sources, [" ".join(target_words[w] for w in row[::-1]) for row in rows]
 
 
 def write(folder: Path, pairs: int = 200, **sections: dict[str, Any]) -> Tiny:

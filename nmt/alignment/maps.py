@@ -23,4 +23,4 @@ def cross_attention(bundle: Bundle, src_ids: Sequence[int], tgt_ids: Sequence[in
     with record_attention(model) as weights:
         model(torch.tensor([src_ids], device=device), torch.tensor([[bos, *tgt_ids[:-1]]], device=device))
     layers = [weights[f"decoder.{layer}.cross_attention"][0] for layer in range(len(model.decoder))]
-    return torch.stack(layers).double().cpu().numpy()
+    return torch.stack(layers).cpu().double().numpy()

@@ -3,11 +3,15 @@
 import os
 import sys
 import traceback
+from typing import Any
 
-import click
+import typer
 
 from nmt.cli.app import app
 from nmt.errors import Interrupted, NmtError
+
+# click's class: the package's own, or the copy that newer versions of typer carry.
+_ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
 
 def main() -> None:
@@ -24,14 +28,14 @@ def _run(arguments: list[str], debug: bool) -> int:
         code = app(arguments, prog_name="nmt", standalone_mode=False)
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit):  # typer turns the first into the second
         # The reader has seen enough. Python flushes stdout once more at exit: give it somewhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except click.ClickException as error:
+    except _ClickException as error:
         error.show()
-        return error.exit_code
-    except (click.Abort, KeyboardInterrupt):
+        return int(error.exit_code)
+    except (typer.Abort, KeyboardInterrupt):
         return 130
     except (NmtError, Interrupted) as error:
         return _report(str(error), error.exit_code, debug)

@@ -1,6 +1,7 @@
 """`nmt eval`."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,49 +31,58 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Score translations against raw references: BLEU, chrF and TER with sacreBLEU's signature."""
-    from nmt.evaluation.metrics import METRICS, load_test_set, score, warn_if_tokenised
+    from nmt.evaluation.metrics import METRICS, score, warn_if_tokenised
     from nmt.storage.atomic import replace_file
+    from nmt.text.lines import read_file
+
+    if (model is None) == (hyp is None):
+        raise ConfigError("Give either -m MODEL with --src FILE (or -t NAME), or --hyp FILE.")
+    if hyp is not None and save_hyp is not None:
+        raise ConfigError("--save-hyp saves what -m MODEL translates; --hyp is a file already.")
+    sources, references = _texts(src, ref, test_set, langpair, needs_sources=hyp is None)
+    language = tgt_lang or (langpair.partition("-")[2] if langpair else None)
+    compute = partial(score, metrics=tuple(metric or METRICS), tokenize=tokenize, lowercase=lowercase)
+    if hyp is not None:
+        hypotheses = read_file(hyp)
+    else:
+        assert model is not None
+        # What is wrong with options or counts shows here, not after everything is translated.
+        compute(["a"] * len(sources), references, tgt_lang=language)
+        from nmt.decoding.translator import Translator
+
+        use_threads(threads)
+        translator = Translator(model, device=device, beam_size=beam_size, length_penalty=length_penalty)
+        languages = f"{translator.bundle.config.src_lang}-{translator.bundle.config.tgt_lang}"
+        if langpair is not None and langpair != languages:
+            raise ConfigError(f"The model translates {languages}, the test set is {langpair}.")
+        language = language or translator.bundle.config.tgt_lang
+        hypotheses = translator.translate(sources)
+    warning = warn_if_tokenised(hypotheses)
+    if warning and not quiet:
+        typer.echo(f"warning: {warning}", err=True)
+    if save_hyp is not None:
+        replace_file(save_hyp, "".join(f"{line}\n" for line in hypotheses).encode())
+    scores = compute(hypotheses, references, tgt_lang=language)
+    if json_:
+        found = {s.name: {"score": s.value, "signature": s.signature, "detail": s.detail} for s in scores}
+        typer.echo(json.dumps(found))
+        return
+    for s in scores:
+        typer.echo(f"{s.name} {s.value:.2f} {s.detail}".rstrip() + f"  {s.signature}")
+
+
+def _texts(
+    src: Path | None, ref: list[Path] | None, test_set: str | None, langpair: str | None, needs_sources: bool
+) -> tuple[list[str], list[list[str]]]:
+    """Source lines and reference streams, from files or from a test set of sacreBLEU's."""
+    from nmt.evaluation.metrics import load_test_set
     from nmt.text.lines import read_file
 
     if test_set is not None:
         if langpair is None or src or ref:
             raise ConfigError("-t NAME goes with -l SRC-TGT, and without --src and --ref.")
         loaded = load_test_set(test_set, langpair)
-        sources, references, tgt_lang = loaded.sources, loaded.references, tgt_lang or langpair.partition("-")[2]
-    elif ref:
-        sources, references = read_file(src) if src else [], [read_file(path) for path in ref]
-    else:
-        raise ConfigError("Give --ref FILE, or -t NAME -l SRC-TGT.")
-
-    if hyp is not None:
-        hypotheses = read_file(hyp)
-    elif model is not None and (src is not None or test_set is not None):
-        from nmt.decoding.translator import Translator
-
-        use_threads(threads)
-        translator = Translator(model, device=device, beam_size=beam_size, length_penalty=length_penalty)
-        hypotheses = translator.translate(sources)
-        tgt_lang = tgt_lang or translator.bundle.config.tgt_lang
-    else:
-        raise ConfigError("Give --hyp FILE, or -m MODEL with --src FILE (or -t NAME).")
-
-    warning = warn_if_tokenised(hypotheses)
-    if warning and not quiet:
-        typer.echo(f"warning: {warning}", err=True)
-    if save_hyp is not None:
-        replace_file(save_hyp, "".join(f"{line}\n" for line in hypotheses).encode())
-    scores = score(
-        hypotheses,
-        references,
-        metrics=tuple(metric or METRICS),
-        tgt_lang=tgt_lang,
-        tokenize=tokenize,
-        lowercase=lowercase,
-    )
-    if json_:
-        typer.echo(
-            json.dumps({s.name: {"score": s.value, "signature": s.signature, "detail": s.detail} for s in scores})
-        )
-    else:
-        for s in scores:
-            typer.echo(f"{s.name} {s.value:.2f} {s.detail}".rstrip() + f"  {s.signature}")
+        return loaded.sources, loaded.references
+    if not ref or (needs_sources and src is None):
+        raise ConfigError("Give --ref FILE (and --src FILE with a model), or -t NAME -l SRC-TGT.")
+    return read_file(src) if src else [], [read_file(path) for path in ref]

@@ -102,13 +102,10 @@ def _checked(side: str) -> str:
 
 
 def _lines_of(path: Path) -> Iterator[str]:
-    from nmt.text.lines import clean, read_lines
+    from nmt.text.lines import clean, open_text, read_lines
 
-    try:
-        with path.open("rb") as stream:
-            yield from filter(None, map(clean, read_lines(stream)))
-    except OSError as error:
-        raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+    with open_text(path) as stream:
+        yield from filter(None, map(clean, read_lines(stream)))
 
 
 def _write_line(text: str) -> None:

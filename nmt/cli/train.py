@@ -31,18 +31,21 @@ def train(
     """Train a model, or resume a run: raw parallel text to tokenizer, token cache and model."""
     overrides = list(set_ or [])
     overrides += [f"training.seed={seed}"] if seed is not None else []
-    if data is not None:
-        overrides.append(f"data.dir={_toml_string(data)}")
+    if data is not None and config is None:
+        raise ConfigError("--data goes with a CONFIG; with --src and --tgt give the files' whole paths.")
     recipe, name = _recipe(config, src, tgt, overrides, device)
+    if data is not None:
+        recipe = recipe.replace(data={"dir": data})
     run = out or Path("runs") / name
     from nmt.training import run as training
 
     use_threads(threads)
     if dry_run:
-        for key, value in training.dry_run(recipe, run, device=device, cache=cache).items():
+        facts = training.dry_run(recipe, run, device=device, cache=cache, threads=threads, quiet=quiet)
+        for key, value in facts.items():
             typer.echo(f"{key}: {value}")
         return
-    bundle = training.train(recipe, run, device=device, cache=cache, quiet=quiet)
+    bundle = training.train(recipe, run, device=device, cache=cache, threads=threads, quiet=quiet)
     typer.echo(bundle)
 
 
@@ -63,8 +66,3 @@ def _recipe(
         typer.echo(f"the recipe chosen for these files:\n\n{recipe.to_toml()}", err=True)
         return recipe, src.stem
     raise ConfigError("Give either a CONFIG, or --src FILE with --tgt FILE.")
-
-
-def _toml_string(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'

@@ -7,7 +7,6 @@ from typing import Annotated
 import typer
 
 from nmt.cli.options import BeamSize, Device, LengthPenalty, Model, Quiet, Threads, use_threads
-from nmt.errors import DataError
 
 
 def translate(
@@ -21,13 +20,10 @@ def translate(
 ) -> None:
     """Translate lines: line k of stdin becomes line k of stdout."""
     from nmt.decoding.translator import WINDOW_LINES, Translator
-    from nmt.text.lines import LineNotes, read_lines
+    from nmt.text.lines import LineNotes, open_text, read_lines
     from nmt.text.windows import windows
 
-    try:
-        stream = input.open("rb") if input is not None else sys.stdin.buffer
-    except OSError as error:
-        raise DataError(f"Cannot read {input}: {error.strerror}.") from error
+    stream = open_text(input) if input is not None else sys.stdin.buffer
     use_threads(threads)
     translator = Translator(model, device=device, beam_size=beam_size, length_penalty=length_penalty)
     notes = LineNotes()

@@ -5,7 +5,6 @@ A cache folder holds `{src,tgt}.tokens` (uint16 or uint32), `{src,tgt}.offsets` 
 """
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -78,12 +77,12 @@ def build_cache(
     *,
     max_length: int,
     max_ratio: float,
+    threads: int = 1,
 ) -> None:
     """Encode the pairs with `keep` set and write them to `folder`. Raises: StorageError."""
     largest_id = max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1
     dtype = np.dtype(np.uint16 if largest_id <= np.iinfo(np.uint16).max else np.uint32)
     dropped: Counter[str] = Counter()
-    threads = os.cpu_count() or 1
     with atomic_folder(folder) as temporary:
         writers = {side: _Writer(temporary, side, dtype) for side in ("src", "tgt")}
         position = 0

@@ -42,7 +42,7 @@ class Prepared:
     counts: dict[str, dict[str, int]]
 
 
-def prepare(config: Config, cache: Path, say: Say, tokenizer: Tokenizer | None = None) -> Prepared:
+def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | None = None, threads: int = 0) -> Prepared:
     """Scan, clean, train the tokenizer if none is given, build the token caches that are missing.
 
     The corpus is read once to scan it, and once more to encode it if its cache is missing.
@@ -50,31 +50,34 @@ def prepare(config: Config, cache: Path, say: Say, tokenizer: Tokenizer | None =
     Args:
         cache: folder that keeps what is made.
         say: called with each line of progress.
-        tokenizer: use this one (fine-tuning) instead of training or reading one.
+        tokenizer: use this one (resuming, fine-tuning) instead of training or reading one.
+        threads: for tokenizer and encoding; 0 means all cores.
     Raises: DataError, ConfigError, StorageError.
     """
-    data = config.data
+    data, threads = config.data, threads or os.cpu_count() or 1
     cache.mkdir(parents=True, exist_ok=True)
     remove_stale(cache)
     say(f"reading {', '.join(describe(source, data) for source in data.train)}")
-    train = _scan(config, data.train, remove_duplicates=data.remove_duplicates)
-    keep = train.keep.copy()
+    train = _scan(config, data.train, say, remove_duplicates=data.remove_duplicates)
+    keep, train_dropped = train.keep.copy(), train.dropped
     if data.valid is None:
-        valid_source, valid_keep = data.train, _hold_out(keep, data.valid_size, config.training.seed)
+        valid_sources, valid_keep = data.train, _hold_out(keep, data.valid_size, config.training.seed)
         valid_dropped = Counter[str]()
         keep &= ~valid_keep
+        train_dropped = train_dropped + Counter({"held out": int(valid_keep.sum())})
     else:
-        valid_source = [data.valid]
-        valid = _scan(config, valid_source, remove_duplicates=False)
+        valid_sources = [data.valid]
+        valid = _scan(config, valid_sources, say, remove_duplicates=False)
         valid_keep, valid_dropped = valid.keep, valid.dropped
     if tokenizer is None:
-        tokenizer = _given_tokenizer(config) or _train_tokenizer(config, train, cache, say)
+        tokenizer = _given_tokenizer(config) or _train_tokenizer(config, train, cache, say, threads)
     # Validation is read before training text is encoded, so that its mistakes show early.
-    valid_src, valid_tgt = _texts(config, valid_source, valid_keep)
-    valid_cache = _cache(config, valid_source, valid_keep, _key(valid_src, valid_tgt), tokenizer, cache, say, "valid")
-    train_cache = _cache(config, data.train, keep, train.content_hash, tokenizer, cache, say, "train")
+    valid_src, valid_tgt = _texts(config, valid_sources, valid_keep)
+    build = _CacheBuilder(config, tokenizer, cache, say, threads)
+    valid_cache = build("valid", valid_sources, valid_keep, _key(valid_src, valid_tgt))
+    train_cache = build("train", data.train, keep, train.content_hash)
     counts = {
-        "train": _counts(len(train.keep), train.dropped, train_cache),
+        "train": _counts(len(train.keep), train_dropped, train_cache),
         "valid": _counts(len(valid_src) + valid_dropped.total(), valid_dropped, valid_cache),
     }
     for split, of_split in counts.items():
@@ -87,18 +90,18 @@ def prepare(config: Config, cache: Path, say: Say, tokenizer: Tokenizer | None =
     return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts)
 
 
-def _scan(config: Config, sources: list[Source], remove_duplicates: bool) -> Scan:
+def _scan(config: Config, sources: list[Source], say: Say, remove_duplicates: bool) -> Scan:
     return scan(
-        _chunks(config, sources),
+        _chunks(config, sources, say),
         remove_duplicates=remove_duplicates,
         sample_lines=config.tokenizer.train_lines,
         seed=config.training.seed,
     )
 
 
-def _chunks(config: Config, sources: list[Source]) -> Iterator[Chunk]:
+def _chunks(config: Config, sources: list[Source], say: Say = lambda text: None) -> Iterator[Chunk]:
     for source in sources:
-        yield from read_chunks(source, config.data)
+        yield from read_chunks(source, config.data, say)
 
 
 def _hold_out(keep: NDArray[np.bool_], size: int, seed: int) -> NDArray[np.bool_]:
@@ -130,11 +133,11 @@ def _given_tokenizer(config: Config) -> Tokenizer | None:
     return Tokenizer.from_files(folder / given.src_model, folder / given.tgt_model if given.tgt_model else None)
 
 
-def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Tokenizer:
+def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say, threads: int) -> Tokenizer:
     options = config.tokenizer
-    joint_samples = [train.src_sample + train.tgt_sample] if options.joint else [train.src_sample, train.tgt_sample]
+    samples = [train.src_sample + train.tgt_sample] if options.joint else [train.src_sample, train.tgt_sample]
     models = []
-    for sample in joint_samples:
+    for sample in samples:
         path = cache / f"tokenizer-{_key(sample, [options.model_dump_json()])[:16]}.model"
         if not path.is_file():
             say(f"training a {options.type} tokenizer on {len(sample):,} lines")
@@ -143,7 +146,7 @@ def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Toke
                     f"There is no text to train a tokenizer on: of {len(train.keep):,} training pairs, "
                     f"{train.dropped['empty']:,} have an empty side."
                 )
-            replace_file(path, train_sentencepiece(sample, options, os.cpu_count() or 1))
+            replace_file(path, train_sentencepiece(sample, options, threads))
         models.append(path.read_bytes())
     tokenizer = Tokenizer(*models)
     for side, size in (("source", tokenizer.src_vocab_size), ("target", tokenizer.tgt_vocab_size)):
@@ -152,36 +155,38 @@ def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Toke
     return tokenizer
 
 
-def _cache(
-    config: Config,
-    sources: list[Source],
-    keep: NDArray[np.bool_],
-    content: str,
-    tokenizer: Tokenizer,
-    cache: Path,
-    say: Say,
-    split: str,
-) -> TokenCache:
-    data = config.data
-    key = {
-        "content": content,
-        "keep": hashlib.sha256(np.packbits(keep).tobytes()).hexdigest(),
-        "tokenizer": tokenizer.sha256,
-        "rules": [data.max_length, data.max_length_ratio],
-        "format": FORMAT_VERSION,
-    }
-    folder = cache / f"{split}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
-    if not folder.is_dir():
-        say(f"encoding {int(keep.sum()):,} {split} pairs")
-        build_cache(
-            folder,
-            _chunks(config, sources),
-            keep,
-            tokenizer,
-            max_length=data.max_length,
-            max_ratio=data.max_length_ratio,
-        )
-    return TokenCache(folder)
+@dataclass
+class _CacheBuilder:
+    """Finds the token cache of a split by its content, or builds it."""
+
+    config: Config
+    tokenizer: Tokenizer
+    folder: Path
+    say: Say
+    threads: int
+
+    def __call__(self, split: str, sources: list[Source], keep: NDArray[np.bool_], content: str) -> TokenCache:
+        data = self.config.data
+        key = {
+            "content": content,
+            "keep": hashlib.sha256(np.packbits(keep).tobytes()).hexdigest(),
+            "tokenizer": self.tokenizer.sha256,
+            "rules": [data.max_length, data.max_length_ratio],
+            "format": FORMAT_VERSION,
+        }
+        folder = self.folder / f"{split}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
+        if not folder.is_dir():
+            self.say(f"encoding {int(keep.sum()):,} {split} pairs")
+            build_cache(
+                folder,
+                _chunks(self.config, sources),
+                keep,
+                self.tokenizer,
+                max_length=data.max_length,
+                max_ratio=data.max_length_ratio,
+                threads=self.threads,
+            )
+        return TokenCache(folder)
 
 
 def _counts(read: int, dropped: Counter[str], cache: TokenCache) -> dict[str, int]:

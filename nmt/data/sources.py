@@ -5,26 +5,31 @@ A chunk is `(src_lines, tgt_lines)`, two lists of equal length, cleaned by the l
 
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from nmt.config import DataConfig, Source
 from nmt.errors import DataError
-from nmt.text.lines import clean, read_lines, read_raw_lines
+from nmt.text.lines import LineNotes, clean, open_text, read_lines, read_raw_lines
 
 Chunk = tuple[list[str], list[str]]
+Say = Callable[[str], None]
 CHUNK_PAIRS = 10_000
 
 
-def read_chunks(source: Source, config: DataConfig) -> Iterator[Chunk]:
-    """Yield the pairs of one source, in order. Raises: DataError (missing, unequal counts, no such column)."""
-    folder = Path(config.dir)
+def read_chunks(source: Source, config: DataConfig, say: Say = lambda text: None) -> Iterator[Chunk]:
+    """Yield the pairs of one source, in order.
+
+    Args:
+        say: told at the end which lines had to be mended.
+    Raises: DataError (missing, unequal counts, no such column), StorageError.
+    """
     if source.hf is not None:
         return _read_dataset(source, config)
     if source.tsv is not None:
-        return _read_tsv(folder / source.tsv)
-    return _read_text_pair(*text_paths(source, config))
+        return _read_tsv(Path(config.dir) / source.tsv, say)
+    return _read_text_pair(*text_paths(source, config), say)
 
 
 def text_paths(source: Source, config: DataConfig) -> tuple[Path, Path]:
@@ -38,7 +43,7 @@ def text_paths(source: Source, config: DataConfig) -> tuple[Path, Path]:
 
 def count_lines(path: Path) -> int:
     """Lines of a text file, the last one counted without its newline too. Raises: DataError."""
-    with _open(path) as stream:
+    with open_text(path) as stream:
         return sum(1 for _ in read_raw_lines(stream))
 
 
@@ -51,9 +56,10 @@ def describe(source: Source, config: DataConfig) -> str:
     return " + ".join(map(str, text_paths(source, config)))
 
 
-def _read_text_pair(src_path: Path, tgt_path: Path) -> Iterator[Chunk]:
-    with _open(src_path) as src_stream, _open(tgt_path) as tgt_stream:
-        src_lines, tgt_lines = read_lines(src_stream), read_lines(tgt_stream)
+def _read_text_pair(src_path: Path, tgt_path: Path, say: Say) -> Iterator[Chunk]:
+    src_notes, tgt_notes = LineNotes(), LineNotes()
+    with open_text(src_path) as src_stream, open_text(tgt_path) as tgt_stream:
+        src_lines, tgt_lines = read_lines(src_stream, src_notes), read_lines(tgt_stream, tgt_notes)
         total = 0
         while True:
             src = [clean(line) for line in itertools.islice(src_lines, CHUNK_PAIRS)]
@@ -67,14 +73,17 @@ def _read_text_pair(src_path: Path, tgt_path: Path) -> Iterator[Chunk]:
                     f"split or lost near the end of the shorter file's good part."
                 )
             if not src:
-                return
+                break
             total += len(src)
             yield src, tgt
+    for warning in (*src_notes.warnings(str(src_path)), *tgt_notes.warnings(str(tgt_path))):
+        say(f"warning: {warning}")
 
 
-def _read_tsv(path: Path) -> Iterator[Chunk]:
-    with _open(path) as stream:
-        lines = enumerate(read_lines(stream), start=1)
+def _read_tsv(path: Path, say: Say) -> Iterator[Chunk]:
+    notes = LineNotes()
+    with open_text(path) as stream:
+        lines = enumerate(read_lines(stream, notes), start=1)
         while block := list(itertools.islice(lines, CHUNK_PAIRS)):
             src: list[str] = []
             tgt: list[str] = []
@@ -85,6 +94,8 @@ def _read_tsv(path: Path) -> Iterator[Chunk]:
                 src.append(clean(fields[0]))
                 tgt.append(clean(fields[1]))
             yield src, tgt
+    for warning in notes.warnings(str(path)):
+        say(f"warning: {warning}")
 
 
 def _read_dataset(source: Source, config: DataConfig) -> Iterator[Chunk]:
@@ -128,13 +139,4 @@ def _load_dataset(source: Source) -> Any:
             f"{str(error).splitlines()[0] if str(error) else type(error).__name__} "
             f"Without a network, give a local folder laid out like the hub's repository as hf = …, or text files as "
             f"src = … and tgt = …"
-        ) from error
-
-
-def _open(path: Path) -> BinaryIO:
-    try:
-        return path.open("rb")
-    except OSError as error:
-        raise DataError(
-            f"Cannot read {path}: {error.strerror}. Relative paths are resolved against [data] dir (or --data)."
         ) from error

@@ -27,11 +27,11 @@ class Dropout(nn.Module):
             return x
         if x.device.type != "cpu":
             return F.dropout(x, self.rate)
-        dropped_levels = round(self.rate * _LEVELS)
+        dropped_levels = min(round(self.rate * _LEVELS), _LEVELS - 1)
         words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
         levels = words.view(torch.int16)[: x.numel()].view(x.shape)  # uniform on [-2^15, 2^15)
-        keep = (levels >= dropped_levels - _LEVELS // 2).to(x.dtype)
-        return x * keep.mul_(_LEVELS / (_LEVELS - dropped_levels))
+        keep = (levels >= dropped_levels - _LEVELS // 2).to(torch.promote_types(x.dtype, torch.float32))
+        return (x * keep.mul_(_LEVELS / (_LEVELS - dropped_levels))).to(x.dtype)
 
     def extra_repr(self) -> str:
         """The rate, for print(model)."""

@@ -110,6 +110,9 @@ def _sync_file(path: Path) -> None:
 
 
 def _alive(pid: int) -> bool:
+    """Whether another process of that number runs. In a container ours is often that of a dead one."""
+    if pid == os.getpid():
+        return False
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

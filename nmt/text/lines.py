@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from nmt.errors import DataError
+from nmt.errors import DataError, StorageError
 
 MAX_LINE_BYTES = 64 * 1024
 
@@ -70,13 +70,20 @@ def read_lines(stream: BinaryIO, notes: LineNotes | None = None, max_line_bytes:
             yield raw.removesuffix(b"\r").decode("utf-8", errors="replace")
 
 
-def read_file(path: Path) -> list[str]:
-    """All lines of a text file. Raises: DataError."""
+def open_text(path: Path) -> BinaryIO:
+    """Open a text file. Raises: DataError (no such file), StorageError (not allowed, broken disk)."""
     try:
-        with path.open("rb") as stream:
-            return list(read_lines(stream))
-    except OSError as error:
+        return path.open("rb")
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
+    except OSError as error:
+        raise StorageError(f"Cannot read {path}: {error.strerror}.") from error
+
+
+def read_file(path: Path, notes: LineNotes | None = None) -> list[str]:
+    """All lines of a text file. Raises: DataError, StorageError."""
+    with open_text(path) as stream:
+        return list(read_lines(stream, notes))
 
 
 def clean(line: str) -> str:

@@ -26,6 +26,7 @@ class TrainState:
     """Where training stands, but for weights and moments.
 
     Attributes:
+        data: name of the training token cache, a hash of text, tokenizer and rules.
         epoch, batch_index: position in the stream of batches: the next one.
         micro_batches: drawn so far; their number seeds dropout.
         tokens: real target tokens trained on.
@@ -34,6 +35,7 @@ class TrainState:
         worse_in_a_row: validations since the best one.
     """
 
+    data: str = ""
     update: int = 0
     epoch: int = 0
     batch_index: int = 0
@@ -43,6 +45,7 @@ class TrainState:
     best_update: int = 0
     worse_in_a_row: int = 0
     scaler: dict[str, float] = field(default_factory=dict)  # fp16's loss scale; empty otherwise
+    skipped_in_a_row: int = 0
     scores: dict[str, float] = field(default_factory=dict)
 
     def add_score(self, score: float) -> bool:

@@ -3,7 +3,7 @@
 import ctypes
 import sys
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # from glibc's malloc.h
 _LARGEST = 2**31 - 1
 
 
@@ -19,5 +19,6 @@ def keep_freed_pages() -> None:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return
-    mallopt(_M_MMAP_THRESHOLD, _LARGEST)
+    if not mallopt(_M_MMAP_THRESHOLD, _LARGEST):  # an older glibc has a ceiling
+        mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, _LARGEST)

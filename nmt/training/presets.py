@@ -14,6 +14,7 @@ _SIZES = (
     (500_000, 4, 256, 4, 1024, 0.2, 8_000, 2e-3, 2_000),
     (5_000_000, 6, 512, 8, 2048, 0.1, 16_000, 7e-4, 4_000),
 )
+_PIECES_A_LINE = 25  # a guess, for the length of the warm-up alone
 _LARGEST = (0, 6, 512, 8, 2048, 0.1, 32_000, 7e-4, 4_000)
 
 
@@ -26,11 +27,14 @@ def preset_for_files(src: Path, tgt: Path, device: str) -> dict[str, Any]:
     _, layers, d_model, heads, d_ff, dropout, pieces, rate, warmup = next(
         (size for size in _SIZES if pairs <= size[0]), _LARGEST
     )
-    epochs = max(3, min(60, 3_000_000 // pairs))
+    epochs = max(3, min(100, 3_000_000 // pairs))
+    tokens_per_batch = 8192 if on_gpu else 2048
+    updates = epochs * max(1, pairs * _PIECES_A_LINE // tokens_per_batch)
+    language = _language(tgt, "target")
     return {
         "data": {
             "src_lang": _language(src, "source"),
-            "tgt_lang": _language(tgt, "target"),
+            "tgt_lang": language,
             "train": {"src": str(src), "tgt": str(tgt)},
             "valid_size": max(1, min(1000, pairs // 20)),
         },
@@ -45,12 +49,17 @@ def preset_for_files(src: Path, tgt: Path, device: str) -> dict[str, Any]:
             "embedding_dropout": dropout,
         },
         "training": {
-            "tokens_per_batch": 8192 if on_gpu else 2048,
+            "tokens_per_batch": tokens_per_batch,
             "learning_rate": rate,
-            "warmup_updates": warmup,
+            "warmup_updates": min(warmup, updates // 10),
             "max_epochs": epochs,
         },
-        "validation": {"every": max(100, min(2000, pairs // 100)), "patience": 10},
+        "validation": {
+            "every": max(100, min(2000, pairs // 100)),
+            "patience": 10,
+            # sacreBLEU's default for these needs an extra package; characters need none
+            **({"tokenize": "char"} if language in ("ja", "ko") else {}),
+        },
     }
 
 

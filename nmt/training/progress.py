@@ -39,7 +39,7 @@ class TrainingLog:
         if self._file.is_file():
             kept = [line for line in self._file.read_text().splitlines() if _update_of(line) <= update]
             replace_file(self._file, "".join(f"{line}\n" for line in kept).encode())
-        self._board = _tensorboard(run)
+        self._board = _tensorboard(run, update)
         if self._console.is_terminal and not self._quiet:
             columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
@@ -105,10 +105,10 @@ def _update_of(line: str) -> int:
         return sys.maxsize  # a torn line, from a kill while writing
 
 
-def _tensorboard(run: Path) -> Any:
-    """A SummaryWriter if the `tensorboard` extra is installed, else None."""
+def _tensorboard(run: Path, update: int) -> Any:
+    """A SummaryWriter that forgets what came after `update`, if the `tensorboard` extra is installed, else None."""
     try:
         from torch.utils.tensorboard.writer import SummaryWriter
     except ImportError:
         return None
-    return SummaryWriter(str(run / "tensorboard"))
+    return SummaryWriter(str(run / "tensorboard"), purge_step=update + 1)

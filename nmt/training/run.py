@@ -9,7 +9,6 @@ import math
 import resource
 import sys
 import time
-import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,47 +16,65 @@ from typing import Any
 
 import torch
 
-from nmt.bundle import Bundle, BundleConfig
-from nmt.config import Config, parse_config
+from nmt.bundle import Bundle, BundleConfig, list_checkpoints, read_tokenizer
+from nmt.config import Config, load_config
 from nmt.data.prepare import Prepared, prepare
 from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, StorageError
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import remove_stale, replace_file
+from nmt.storage.manifest import damage
+from nmt.text.tokenizer import Tokenizer
 from nmt.training.interrupt import StopRequest
 from nmt.training.memory import keep_freed_pages
 from nmt.training.progress import TrainingLog
 from nmt.training.trainer import Trainer
+from nmt.training.validation import check_metrics
 
-LIMITS = ("max_updates", "max_epochs", "max_minutes")  # may change on resume, unless the schedule ends at them
+LIMITS = ("max_updates", "max_epochs", "max_minutes")
 
 
-def train(config: Config, run: Path, *, device: str = "auto", cache: Path | None = None, quiet: bool = False) -> Path:
+def train(
+    config: Config,
+    run: Path,
+    *,
+    device: str = "auto",
+    cache: Path | None = None,
+    threads: int = 0,
+    quiet: bool = False,
+) -> Path:
     """Create or resume the run folder `run` and train to its limit. Returns: the final bundle's folder.
 
+    Args:
+        cache: folder of tokenizer and token caches, RUN/cache by default.
+        threads: for preparing data; 0 means all cores.
     Raises: ConfigError, DataError, StorageError, BundleError, DivergedError, Interrupted.
     """
-    keep_freed_pages()
     log, stop = TrainingLog(quiet=quiet), StopRequest()
     with stop.handle_signals(), _locked(run):
-        config = resolve(config, pick_device(device))
-        _open_run(run, config)
-        trainer = _trainer(config, run, device, cache or run / "cache", log, stop)
+        trainer = _open(config, run, device, cache, threads, log, stop)
         trainer.resume()
         return trainer.fit()
 
 
-def dry_run(config: Config, run: Path, *, device: str = "auto", cache: Path | None = None) -> dict[str, Any]:
+def dry_run(
+    config: Config,
+    run: Path,
+    *,
+    device: str = "auto",
+    cache: Path | None = None,
+    threads: int = 0,
+    quiet: bool = False,
+) -> dict[str, Any]:
     """Prepare the data, build the model, try the widest batches and time a few updates; write no checkpoint.
 
     Returns: data counts by split, parameters, peak memory in MB, tokens/s, estimated minutes of training.
     """
-    keep_freed_pages()
-    log, stop = TrainingLog(), StopRequest()
-    config = resolve(config, pick_device(device))
-    trainer = _trainer(config, run, device, cache or run / "cache", log, stop)
+    log, stop = TrainingLog(quiet=quiet), StopRequest()
+    with _locked(run):
+        trainer = _open(config, run, device, cache, threads, log, stop)
     trainer.try_widest_batches()
-    peak_mb = _peak_memory_mb(trainer.device)
+    trainer.one_update()  # the first one is slower
     began, tokens_before = time.monotonic(), trainer.state.tokens
     for _ in range(3):
         trainer.one_update()
@@ -65,43 +82,56 @@ def dry_run(config: Config, run: Path, *, device: str = "auto", cache: Path | No
     return {
         "data": trainer.prepared.counts,
         "parameters": trainer.model.num_parameters(),
-        "peak memory (MB)": round(peak_mb),
+        "peak memory (MB)": round(_peak_memory_mb(trainer.device)),
         "tokens/s": round((trainer.state.tokens - tokens_before) / seconds),
-        "estimated minutes": _estimated_minutes(config, seconds / 3, trainer.stream.batches_in_epoch),
+        "estimated minutes": _estimated_minutes(trainer.config, seconds / 3, trainer.stream.batches_in_epoch),
     }
 
 
-def resolve(config: Config, device: torch.device) -> Config:
-    """Replace every `auto` by what it means here, and take the model's shape from `init_from`.
+def _open(
+    config: Config, run: Path, device: str, cache: Path | None, threads: int, log: TrainingLog, stop: StopRequest
+) -> Trainer:
+    """Resolve the config, check it against the run's own, prepare data and model."""
+    keep_freed_pages()
+    target = pick_device(device)
+    earlier = _earlier_config(run)
+    start = Bundle.load(config.training.init_from) if config.training.init_from and earlier is None else None
+    config = resolve(config, target, earlier, start)
+    check_metrics(config)
+    _write_config(run, config, earlier)
+    tokenizer = _tokenizer_of(run) if earlier else start.tokenizer if start else None
+    prepared = prepare(config, cache or run / "cache", log.say, tokenizer=tokenizer, threads=threads)
+    torch.manual_seed(config.training.seed)
+    bundle = _new_bundle(config, prepared, start)
+    bundle.model.to(target)
+    log.say(
+        f"model: {bundle.model.num_parameters():,} parameters, vocabulary {bundle.config.src_vocab_size:,} and "
+        f"{bundle.config.tgt_vocab_size:,}, {config.training.precision} on {target}"
+    )
+    return Trainer(config, run, prepared, bundle, log, stop)
 
+
+def resolve(config: Config, device: torch.device, earlier: Config | None = None, start: Bundle | None = None) -> Config:
+    """Replace every `auto` by what it means here, and fill the model's shape from `init_from`.
+
+    Args:
+        earlier: the resolved config of the run that is resumed; what was found once stays.
+        start: the model of `training.init_from`, for a new run.
     Raises: ConfigError (shapes that contradict `init_from`).
     """
     changes: dict[str, Any] = {}
     if config.training.precision == "auto":
-        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()
-        changes["training"] = {"precision": "bf16" if bf16 else "fp32"}
-    if config.training.init_from is not None:
-        start = Bundle.load(config.training.init_from).config.model
+        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        changes["training"] = {"precision": earlier.training.precision if earlier else "bf16" if bf16 else "fp32"}
+    if config.training.init_from is not None and (earlier or start):
+        shape = earlier.model if earlier else start.config.model  # type: ignore[union-attr]
         given = {key: getattr(config.model, key) for key in config.model.model_fields_set}
-        clashes = [key for key, value in given.items() if "dropout" not in key and value != getattr(start, key)]
+        clashes = [key for key, value in given.items() if "dropout" not in key and value != getattr(shape, key)]
         if clashes:
-            keys = ", ".join(f"{key} = {given[key]} (there: {getattr(start, key)})" for key in clashes)
+            keys = ", ".join(f"{key} = {given[key]} (there: {getattr(shape, key)})" for key in clashes)
             raise ConfigError(f"[model] contradicts training.init_from: {keys}. Leave these keys out.")
-        changes["model"] = {**start.model_dump(), **given}
+        changes["model"] = {**shape.model_dump(), **given}
     return config.replace(**changes) if changes else config
-
-
-def _trainer(config: Config, run: Path, device: str, cache: Path, log: TrainingLog, stop: StopRequest) -> Trainer:
-    start = Bundle.load(config.training.init_from) if config.training.init_from else None
-    prepared = prepare(config, cache, log.say, start.tokenizer if start else None)
-    torch.manual_seed(config.training.seed)
-    bundle = _new_bundle(config, prepared, start)
-    bundle.model.to(pick_device(device))
-    log.say(
-        f"model: {bundle.model.num_parameters():,} parameters, vocabulary {bundle.config.src_vocab_size:,} and "
-        f"{bundle.config.tgt_vocab_size:,}, {config.training.precision} on {pick_device(device)}"
-    )
-    return Trainer(config, run, prepared, bundle, log, stop)
 
 
 def _new_bundle(config: Config, prepared: Prepared, start: Bundle | None) -> Bundle:
@@ -122,29 +152,37 @@ def _new_bundle(config: Config, prepared: Prepared, start: Bundle | None) -> Bun
     return Bundle(bundle_config, model, tokenizer)
 
 
-def _open_run(run: Path, config: Config) -> None:
-    """Write the resolved config of a new run, or check that an old run has the same."""
-    path = run / "config.toml"
+def _earlier_config(run: Path) -> Config | None:
+    """The resolved config of a run that has a checkpoint; before the first one nothing binds it."""
+    return load_config(run / "config.toml") if list_checkpoints(run) else None
+
+
+def _tokenizer_of(run: Path) -> Tokenizer | None:
+    """The tokenizer that the run's weights were trained with."""
+    whole = (folder for folder in reversed(list_checkpoints(run)) if damage(folder) is None)
+    return next((read_tokenizer(folder) for folder in whole), None)
+
+
+def _write_config(run: Path, config: Config, earlier: Config | None) -> None:
+    """Save the resolved config. Raises: ConfigError if the run goes on and its own is another one."""
     remove_stale(run)
     remove_stale(run / "checkpoints")
-    if not path.is_file():
-        replace_file(path, config.to_toml().encode())
-        return
-    old = parse_config(tomllib.loads(path.read_text()), where=str(path))
-    before, now = old.model_dump(), config.model_dump()
-    free = LIMITS if config.training.schedule in ("inverse_sqrt", "constant") else ()
-    changed = [
-        f"{section}.{key} = {now[section][key]!r} (the run has {before[section][key]!r})"
-        for section in now
-        for key in now[section]
-        if now[section][key] != before[section][key] and key not in free
-    ]
-    if changed:
-        raise ConfigError(
-            f"{run} holds a run with another config: {'; '.join(changed)}. Give another --out for a new run, or set "
-            f"these back to go on with this one."
-        )
-    replace_file(path, config.to_toml().encode())
+    if earlier is not None:
+        before, now = earlier.model_dump(), config.model_dump()
+        to_the_end = config.training.schedule in ("linear", "cosine")
+        free = [key for key in LIMITS if not (to_the_end and key == "max_updates")]
+        changed = [
+            f"{section}.{key} = {now[section][key]!r} (the run has {before[section][key]!r})"
+            for section in now
+            for key in now[section]
+            if now[section][key] != before[section][key] and key not in free
+        ]
+        if changed:
+            raise ConfigError(
+                f"{run} holds a run with another config: {'; '.join(changed)}. Give another --out for a new run, or "
+                f"set these back to go on with this one."
+            )
+    replace_file(run / "config.toml", config.to_toml().encode())
 
 
 @contextmanager
@@ -158,7 +196,7 @@ def _locked(run: Path) -> Iterator[None]:
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             raise ConfigError(f"Another nmt train is using {run}. Wait for it, or give another --out.") from None
         yield
 

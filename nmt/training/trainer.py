@@ -8,6 +8,7 @@ repeats an uninterrupted one.
 import math
 import shutil
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,19 @@ from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
 from nmt.config import Config
 from nmt.data.batching import Batch, BatchStream, Position, widest_batch
 from nmt.data.prepare import Prepared
-from nmt.errors import DivergedError, Interrupted
+from nmt.errors import ConfigError, DivergedError, Interrupted
 from nmt.storage.atomic import atomic_folder
-from nmt.training.checkpoint import TrainState, average, best_updates, newest_whole, prune, restore, save_checkpoint
+from nmt.storage.manifest import damage
+from nmt.training.checkpoint import (
+    TrainState,
+    average,
+    best_updates,
+    load_state,
+    newest_whole,
+    prune,
+    restore,
+    save_checkpoint,
+)
 from nmt.training.interrupt import StopRequest
 from nmt.training.loss import batch_loss
 from nmt.training.optim import learning_rate, make_optimizer
@@ -28,6 +39,15 @@ from nmt.training.progress import TrainingLog
 from nmt.training.validation import oriented, validate
 
 MAX_SKIPPED_IN_A_ROW = 30  # fp16 updates without a finite gradient, while the loss scale is still falling
+
+
+@dataclass
+class _Sums:
+    """Of the updates since the last line of the log."""
+
+    loss: torch.Tensor | float = 0.0  # on the device: reading it waits for the device
+    tokens: int = 0
+    began: float = field(default_factory=time.monotonic)
 
 
 class Trainer:
@@ -43,21 +63,32 @@ class Trainer:
         self.device = next(self.model.parameters()).device
         self.optimizer = make_optimizer(self.model, config.training)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.training.precision == "fp16")
-        self.state = TrainState()
+        self.state = TrainState(data=prepared.train.folder.name)
         self.stream = self._stream_from(Position())
-        self._skipped_in_a_row = 0
+        self._since_record = _Sums()
         self._start_clock()
 
     def resume(self) -> None:
-        """Go on from the newest checkpoint that is whole, if there is one; damaged ones are set aside."""
+        """Go on from the newest checkpoint that is whole, if there is one; damaged ones are set aside.
+
+        Raises: ConfigError (the training text is not the one the run began with).
+        """
         checkpoint, damaged = newest_whole(self.run)
         for folder, problem in damaged:
-            aside = folder.rename(folder.with_name(f"{folder.name}.damaged"))
+            aside = folder.with_name(f"{folder.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
             self.log.say(f"warning: the checkpoint {folder} is damaged: {problem}; set aside as {aside.name}")
         if checkpoint is None:
             return
+        began_with = load_state(checkpoint).data
+        if began_with != self.state.data:
+            raise ConfigError(
+                f"{self.run} began with another training text or tokenizer ({began_with}; now {self.state.data}). "
+                f"Restore them to go on, or give another --out for a new run."
+            )
         self.state = restore(checkpoint, self.model, self.optimizer)
-        self.scaler.load_state_dict(self.state.scaler) if self.scaler.is_enabled() else None
+        self.scaler.load_state_dict(self.state.scaler)
         self.stream = self._stream_from(Position(self.state.epoch, self.state.batch_index))
         self.log.say(
             f"resuming from {checkpoint} (every checksum verified): update {self.state.update:,}, epoch "
@@ -70,12 +101,9 @@ class Trainer:
         Raises: DivergedError, Interrupted, StorageError.
         """
         ended, bundle_folder = self._limit_reached(), self.run / "bundle"
-        if ended is not None and bundle_folder.is_dir():
+        if ended is not None and damage(bundle_folder) is None:
             self.log.say(f"this run has ended: {ended}")
             return bundle_folder
-        shutil.rmtree(
-            bundle_folder, ignore_errors=True
-        )  # of a run that goes on; until its end the best checkpoint serves
         self.try_widest_batches()
         with self.log.recording(self.run, self.state.update), self.stop.deferred():
             self._start_clock()
@@ -99,32 +127,40 @@ class Trainer:
         special, training = self.bundle.tokenizer.special, self.config.training
         for split in (self.prepared.train, self.prepared.valid):
             widest = widest_batch(split, special, training.tokens_per_batch)
-            loss = batch_loss(self.model, widest, self.pad, training.label_smoothing, training.precision)
-            torch.autograd.backward(loss)
+            try:
+                loss = batch_loss(self.model, widest, self.pad, training.label_smoothing, training.precision)
+                torch.autograd.backward(loss)
+            except torch.OutOfMemoryError as error:
+                raise ConfigError(
+                    f"The widest batch ({widest.src.shape[0]} pairs, {widest.src.shape[1]} source and "
+                    f"{widest.tgt_in.shape[1]} target pieces) does not fit into memory. Lower "
+                    f"training.tokens_per_batch (and raise training.accumulation to keep the size of an update), or data.max_length."
+                ) from error
         self.optimizer.zero_grad(set_to_none=True)
 
     def one_update(self) -> None:
         """Draw the next micro-batches, sum their gradients, step. Raises: DivergedError."""
         config, state = self.config.training, self.state
-        began = time.monotonic()
         batches = [self.stream.next() for _ in range(config.accumulation)]
         num_tokens = sum(batch.num_tokens for batch in batches)
-        loss = torch.zeros((), device=self.device)
         for batch in batches:
             _seed_dropout(config.seed, state.micro_batches)
             state.micro_batches += 1
             loss_sum = batch_loss(self.model, batch, self.pad, config.label_smoothing, config.precision)
             torch.autograd.backward(self.scaler.scale(loss_sum / num_tokens))
-            loss += loss_sum.detach()
+            self._since_record.loss += loss_sum.detach()
         rate = learning_rate(state.update + 1, config)
         grad_norm = self._step(rate, batches)
         state.update += 1
         state.tokens += num_tokens
         state.epoch, state.batch_index = self.stream.position.epoch, self.stream.position.index
         state.minutes = self._minutes_offset + time.monotonic() / 60
+        self._since_record.tokens += num_tokens
         if state.update % config.log_every == 0:
-            rates = {"lr": rate, "grad_norm": grad_norm, "tokens/s": num_tokens / (time.monotonic() - began)}
-            self._record("update", {"loss": float(loss) / num_tokens, **rates})
+            sums, self._since_record = self._since_record, _Sums()
+            seconds = time.monotonic() - sums.began
+            means = {"loss": float(sums.loss) / sums.tokens, "tokens/s": sums.tokens / seconds}
+            self._record("update", {**means, "lr": rate, "grad_norm": grad_norm})
 
     def _step(self, rate: float, batches: list[Batch]) -> float:
         """Clip, refuse NaN, step the optimiser. Returns: the gradient's norm before clipping."""
@@ -142,10 +178,10 @@ class Trainer:
     def _refuse_non_finite(self, grad_norm: float, batches: list[Batch], rate: float) -> None:
         """Stop before the optimiser is touched; under fp16 let the loss scale fall a while first."""
         if math.isfinite(grad_norm):
-            self._skipped_in_a_row = 0
+            self.state.skipped_in_a_row = 0
             return
-        self._skipped_in_a_row += 1
-        if self.scaler.is_enabled() and self._skipped_in_a_row < MAX_SKIPPED_IN_A_ROW:
+        self.state.skipped_in_a_row += 1
+        if self.scaler.is_enabled() and self.state.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW:
             return
         pairs = np.concatenate([batch.indices for batch in batches])[:20].tolist()
         raise DivergedError(
@@ -171,20 +207,22 @@ class Trainer:
     def _scheduled(self, update: int) -> bool:
         """Whether an uninterrupted run has a checkpoint there: only these are counted and averaged."""
         every = self.config.training.checkpoint_every or self.config.validation.every
-        return update % every == 0 or str(update) in self.state.scores
+        return update > 0 and (update % every == 0 or str(update) in self.state.scores)
 
     def _save(self) -> None:
         config = self.config.training
         self.state.scaler = self.scaler.state_dict()
+        shutil.rmtree(
+            self.run / "bundle", ignore_errors=True
+        )  # of an end that is left behind; the best checkpoint serves
         save_checkpoint(self.run, self.bundle, self.optimizer, self.state)
         last = self._scheduled_checkpoints()[-config.keep_last :]
         best = [self._checkpoint(update) for update in best_updates(self.state, config.keep_best)]
         prune(self.run, keep={*last, *best, self._checkpoint(self.state.update)})
 
     def _scheduled_checkpoints(self) -> list[Path]:
-        return [
-            folder for folder in list_checkpoints(self.run) if self._scheduled(int(folder.name.removeprefix("ckpt-")))
-        ]
+        folders = list_checkpoints(self.run)
+        return [folder for folder in folders if self._scheduled(int(folder.name.removeprefix("ckpt-")))]
 
     def _checkpoint(self, update: int) -> Path:
         return self.run / "checkpoints" / checkpoint_name(update)
@@ -197,18 +235,24 @@ class Trainer:
             averaged = [self._checkpoint(update) for update in best_updates(self.state, config.average_count)]
         else:
             averaged = self._scheduled_checkpoints()[-config.average_count :]
+        averaged = [folder for folder in averaged if self._is_whole(folder)]
         load_weights(self.model, average(averaged))
-        scores, origin = (
-            validate(self.bundle, self.prepared, self.config),
-            f"the average of {len(averaged)} checkpoints",
-        )
-        if oriented(scores, metric) < self.state.scores[str(self.state.best_update)]:
+        scores = validate(self.bundle, self.prepared, self.config)
+        origin = f"the average of {len(averaged)} checkpoints"
+        if oriented(scores, metric) < self.state.scores[str(self.state.best_update)] and self._is_whole(best):
             load_weights(self.model, average([best]))
-            scores, origin = validate(self.bundle, self.prepared, self.config), f"the best checkpoint, {best.name}"
+            scores = validate(self.bundle, self.prepared, self.config)
+            origin = f"the best checkpoint, {best.name}"
         with atomic_folder(self.run / "bundle") as temporary:
             self.bundle.write_into(temporary)
         self._record("final", {**scores, "from": origin})
         return self.run / "bundle"
+
+    def _is_whole(self, checkpoint: Path) -> bool:
+        problem = damage(checkpoint)
+        if problem:
+            self.log.say(f"warning: the checkpoint {checkpoint} is damaged: {problem}; it is left out")
+        return problem is None
 
     # Where it stands
 
@@ -247,6 +291,7 @@ class Trainer:
     def _start_clock(self) -> None:
         """From here on wall time counts as the run's, validation included."""
         self._minutes_offset = self.state.minutes - time.monotonic() / 60
+        self._since_record = _Sums()
 
     def _stream_from(self, position: Position) -> BatchStream:
         training = self.config.training

@@ -9,6 +9,7 @@ from nmt.config import Config
 from nmt.data.batching import once_each
 from nmt.data.prepare import Prepared
 from nmt.decoding.translator import Translator
+from nmt.errors import ConfigError
 from nmt.evaluation.metrics import score
 from nmt.training.loss import AUTOCAST, batch_loss
 
@@ -49,5 +50,18 @@ def _translation_scores(bundle: Bundle, prepared: Prepared, config: Config) -> t
         translator = Translator(bundle, beam_size=config.validation.beam_size)
         hypotheses = translator.translate(prepared.valid_src[:limit])
     references = [prepared.valid_tgt[:limit]]
-    bleu, chrf = score(hypotheses, references, metrics=("bleu", "chrf"), tgt_lang=config.data.tgt_lang)
+    return _scores(hypotheses, references, config)
+
+
+def check_metrics(config: Config) -> None:
+    """Compute the metrics once on a made-up line, so that a missing tokenizer shows now. Raises: ConfigError."""
+    try:
+        _scores(["a"], [["a"]], config)
+    except ConfigError as error:
+        raise ConfigError(f'{error} In a config: validation.tokenize = "char".') from error
+
+
+def _scores(hypotheses: list[str], references: list[list[str]], config: Config) -> tuple[float, float]:
+    language, tokenize = config.data.tgt_lang, config.validation.tokenize
+    bleu, chrf = score(hypotheses, references, metrics=("bleu", "chrf"), tgt_lang=language, tokenize=tokenize)
     return bleu.value, chrf.value

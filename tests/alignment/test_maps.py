@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tiny import one_thread, random_bundle
 from torch import Tensor
 
 from nmt.alignment.maps import cross_attention
 from nmt.bundle import Bundle
 from nmt.decoding.translator import Translator
 from nmt.model.attention import CrossAttention
+from tiny import one_thread, random_bundle
 
 SRC, TGT = "the small dog sees a red house", "haus rot ein sieht hund klein der"
 

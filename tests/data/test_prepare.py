@@ -82,7 +82,7 @@ def test_everything_is_prepared(corpus: Path) -> None:
 
 def test_counts_by_rule(corpus: Path) -> None:
     pairs = sentences(50, 1)
-    odd = [("", "x"), ("y", ""), pairs[0], pairs[1], ("a" * 400, "b"), ("a b c", " ".join(WORDS[:30]))]
+    odd = [("", "x"), ("y", ""), pairs[0], pairs[1], ("a b " * 100, "b a " * 100), ("a b c", " ".join(WORDS[:30]))]
     write(corpus, "train", pairs + odd)
     write(corpus, "valid", [*sentences(20, 2), ("", "x"), ("a " * 300, "b " * 300)])
     said: list[str] = []
@@ -121,7 +121,7 @@ def test_files_moved_or_touched_are_found_again(corpus: Path) -> None:
     ("change", "remade"),
     [
         ("content", ["tokenizer", "valid", "train"]),
-        ("order", ["tokenizer", "valid", "train"]),
+        ("order", ["tokenizer", "train"]),
         ("valid content", ["valid"]),
         ("tokenizer", ["tokenizer", "valid", "train"]),
         ("rules", ["valid", "train"]),
@@ -135,7 +135,7 @@ def test_what_changed_is_made_again(corpus: Path, change: str, remade: list[str]
     if change == "content":
         write(corpus, "train", [*sentences(199, 1), ("a new", "pair")])
     elif change == "order":
-        write(corpus, "train", sentences(200, 1)[::-1])
+        write(corpus, "train", sentences(200, 1)[::-1])  # the tokenizer comes out the same
     elif change == "valid content":
         write(corpus, "valid", sentences(21, 2))
     elif change == "tokenizer":

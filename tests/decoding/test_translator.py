@@ -4,12 +4,11 @@ import random
 from collections.abc import Callable, Iterator
 
 import pytest
-import tiny
 import torch
 from torch import Tensor
 
+import tiny
 from nmt.bundle import Bundle
-from nmt.decoding import translator as module
 from nmt.decoding.translator import Translator, pick_device
 from nmt.errors import BundleError, ConfigError
 from nmt.model.kv_cache import DecoderState
@@ -46,7 +45,6 @@ def test_nothing_and_blank_lines_alone(bundle: Bundle) -> None:
         patch.setattr(type(bundle.model), "prefill", fail)
         assert Translator(bundle).translate([]) == []
         assert Translator(bundle).translate(BLANK) == [""] * len(BLANK)
-        assert [t.hypotheses for t in Translator(bundle).translate_full(["", " "])] == [(), ()]
         with pytest.raises(AssertionError, match="met the model"):  # the control
             Translator(bundle).translate(["dog"])
 
@@ -57,39 +55,20 @@ def test_batches_and_order_do_not_matter(bundle: Bundle, figure: Callable[..., N
     for beam in (1, 4):
         alone = [Translator(bundle, beam_size=beam).translate([line])[0] for line in lines]
         assert len(set(alone)) > 20  # the lines differ, else the comparison would say nothing
-        for batch_rows, seed in ((1, None), (7, None), (64, None), (256, 1), (100_000, 2)):
+        settings = ((1, 10**6, None), (7, 10**6, None), (256, 50, None), (256, 16_384, 1), (10**6, 10**6, 2))
+        for batch_rows, batch_tokens, seed in settings:
             order = list(range(len(lines)))
             if seed is not None:
                 random.Random(seed).shuffle(order)
-            translator = Translator(bundle, beam_size=beam, batch_rows=batch_rows)
+            translator = Translator(bundle, beam_size=beam, batch_rows=batch_rows, batch_tokens=batch_tokens)
             out = translator.translate([lines[place] for place in order])
             differing += sum(text != alone[place] for place, text in zip(order, out, strict=True))
             compared += len(lines)
     figure("batch_text_differences", f"{differing} of {compared} translations", "0", differing == 0)
 
 
-def test_windows_do_not_matter(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = tiny.sentences(23)[0]
-    whole = Translator(bundle).translate(lines)
-    monkeypatch.setattr(module, "WINDOW_LINES", 5)
-    assert Translator(bundle).translate(lines) == whole
-
-
-def test_translate_full_is_lazy(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "WINDOW_LINES", 2)
-    read: list[int] = []
-
-    def lines() -> Iterator[str]:
-        for number in range(10):
-            read.append(number)
-            yield "the dog"
-
-    next(Translator(bundle).translate_full(lines()))
-    assert read == [0, 1]
-
-
 def test_a_line_of_a_thousand_pieces(bundle: Bundle) -> None:
-    line = " ".join(random.Random(1).choices("the dog cat sees small house".split(), k=1000))
+    line = " ".join(random.Random(1).choices(["the", "dog", "cat", "sees", "small", "house"], k=1000))
     assert len(bundle.tokenizer.encode_src([line])[0]) > 1000
     short = "the small dog"
     out = Translator(bundle, beam_size=1).translate([short, line, short])
@@ -122,22 +101,9 @@ def test_a_model_that_never_ends_stops_at_the_limit(beam: int) -> None:
 
 def test_never_unknown_nor_control_pieces(bundle: Bundle) -> None:
     special = bundle.tokenizer.special
-    for translation in Translator(bundle, n_best=2).translate_full(tiny.sentences(20)[0]):
-        for hypothesis in translation.hypotheses:
+    for hypotheses in Translator(bundle).search(bundle.tokenizer.encode_src(tiny.sentences(20)[0])):
+        for hypothesis in hypotheses:
             assert hypothesis.ids and not {special.pad, special.bos, special.unk, special.eos} & set(hypothesis.ids)
-
-
-def test_n_best(bundle: Bundle) -> None:
-    translations = list(Translator(bundle, beam_size=4, n_best=3).translate_full(["the dog sees a cat", ""]))
-    scores = [hypothesis.score for hypothesis in translations[0].hypotheses]
-    assert len(scores) == 3 and scores == sorted(scores, reverse=True)
-    assert len({hypothesis.ids for hypothesis in translations[0].hypotheses}) == 3
-    assert translations[0].text == bundle.tokenizer.decode(translations[0].hypotheses[0].ids)
-
-
-def test_more_best_than_beam(bundle: Bundle) -> None:
-    with pytest.raises(ConfigError, match="3 best of a beam of 2 cannot be had"):
-        Translator(bundle, beam_size=2, n_best=3)
 
 
 def test_defaults_are_the_bundles() -> None:

@@ -157,7 +157,6 @@ def test_clean_drops_controls_and_keeps_what_joins_letters() -> None:
     assert clean("two\nlines") == "two lines"  # a text of a data set may hold one
 
 
-
 def test_read_file(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfeins\r\nzwei\x85drei")
     assert read_file(tmp_path / "a.txt") == ["eins", "zwei\ufffddrei"]

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny import one_thread, random_bundle
 from torch import Tensor
 
 from nmt.data.batching import pad
 from nmt.training.loss import label_smoothed_nll
+from tiny import one_thread, random_bundle
 
 PAD = 0
 

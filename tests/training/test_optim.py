@@ -1,13 +1,14 @@
 """The learning rate against hand values, and who decays."""
 
+import itertools
 import math
 
 import pytest
 import torch
-from tiny import random_bundle
 
 from nmt.config import TrainingConfig
 from nmt.training.optim import learning_rate, make_optimizer
+from tiny import random_bundle
 
 
 def config(schedule: str, warmup: int = 10, **changes: object) -> TrainingConfig:
@@ -58,7 +59,7 @@ def test_pure_and_never_above_the_peak(schedule: str) -> None:
     back = [learning_rate(update, recipe) for update in range(199, 0, -1)]
     assert forth == back[::-1]
     assert max(forth) == forth[9] == 0.8
-    assert all(a >= b for a, b in zip(forth[9:], forth[10:], strict=False))
+    assert all(a >= b for a, b in itertools.pairwise(forth[9:]))
 
 
 def test_a_warm_up_longer_than_the_run() -> None:

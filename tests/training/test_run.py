@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from tiny import Tiny
 
+import tiny
 from nmt.bundle import Bundle, list_checkpoints, weights_of
 from nmt.errors import BundleError, ConfigError, StorageError
 from nmt.storage.manifest import damage
@@ -19,6 +18,7 @@ from nmt.training.checkpoint import load_state
 from nmt.training.interrupt import StopRequest
 from nmt.training.progress import TrainingLog
 from nmt.training.trainer import Trainer
+from tiny import Tiny
 
 
 @pytest.fixture(autouse=True)
@@ -53,7 +53,9 @@ def test_another_config_in_the_same_folder(corpus: Tiny, tmp_path: Path) -> None
     with pytest.raises(ConfigError) as caught:
         fit(corpus, tmp_path, training={"learning_rate": 0.02, "max_updates": 6}, model={"d_ff": 48})
     message = str(caught.value)
-    assert "training.learning_rate = 0.02 (the run has 0.01)" in message and "model.d_ff = 48 (the run has 32)" in message
+    assert (
+        "training.learning_rate = 0.02 (the run has 0.01)" in message and "model.d_ff = 48 (the run has 32)" in message
+    )
     assert "max_updates" not in message and caught.value.exit_code == 2
     assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
 
@@ -87,7 +89,9 @@ def test_a_second_trainer_is_refused(corpus: Tiny, tmp_path: Path) -> None:
     fit(corpus, tmp_path, training={"max_updates": 1})  # and when the first has ended, it may
 
 
-def test_a_trainer_holds_the_lock_while_it_trains(corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_holds_the_lock_while_it_trains(
+    corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one_update, refused = Trainer.one_update, []
 
     def patched(self: Trainer) -> None:

@@ -4,25 +4,31 @@ import json
 import math
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from tiny import Tiny
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+import tiny
 from nmt.bundle import Bundle, list_checkpoints, weights_of
 from nmt.config import Config
+from nmt.data.batching import Batch
 from nmt.decoding.translator import Translator
 from nmt.errors import DivergedError, Interrupted
 from nmt.evaluation.metrics import score
+from nmt.model.transformer import Transformer
 from nmt.training import progress, run, trainer
-from nmt.training.checkpoint import average, best_updates, load_state
+from nmt.training.checkpoint import TrainState, average, best_updates, load_state
 from nmt.training.interrupt import StopRequest
 from nmt.training.progress import TrainingLog
 from nmt.training.trainer import Trainer
+from nmt.training.validation import oriented
+from tiny import Tiny
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +51,9 @@ def fit(corpus: Tiny, folder: Path, **sections: dict[str, Any]) -> Path:
 def new_trainer(corpus: Tiny, folder: Path, **sections: dict[str, Any]) -> Trainer:
     folder.mkdir(exist_ok=True)
     config = corpus.config.replace(**sections)
-    return run._trainer(config, folder, "cpu", corpus.cache, TrainingLog(quiet=True), StopRequest())
+    work = run._trainer(config, folder, "cpu", corpus.cache, TrainingLog(quiet=True), StopRequest())
+    work.resume()
+    return work
 
 
 def signal_after(monkeypatch: pytest.MonkeyPatch, update: int, number: int = signal.SIGTERM) -> None:
@@ -90,12 +98,18 @@ def records(folder: Path, kind: str | None = None) -> list[dict[str, Any]]:
 
 def scripted(monkeypatch: pytest.MonkeyPatch, score_of: Callable[[Trainer], float]) -> None:
     """Replace validation by a function of the trainer."""
+    original, at_work = Trainer.fit, []
 
-    def scores(self: Trainer, _: Bundle) -> dict[str, float]:
-        value = score_of(self)
+    def fit_noted(self: Trainer) -> Path:
+        at_work[:] = [self]
+        return original(self)
+
+    def scores(*_: object) -> dict[str, float]:
+        value = score_of(at_work[0])
         return {"loss": -value, "bleu": value, "chrf": value}
 
-    monkeypatch.setattr(Trainer, "_scores_of", scores)
+    monkeypatch.setattr(Trainer, "fit", fit_noted)
+    monkeypatch.setattr(trainer, "validate", scores)
 
 
 # Exact resume
@@ -134,7 +148,7 @@ def test_two_resumes_in_a_row_are_exact(corpus: Tiny, tmp_path: Path) -> None:
 def test_the_resume_test_would_see_a_missing_seed(
     corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(trainer, "_seed_everything", lambda seed, micro_batch: None)
+    monkeypatch.setattr(trainer, "_seed_dropout", lambda seed, micro_batch: None)
     fit(corpus, tmp_path / "whole", **R1)
     interrupt(corpus, tmp_path / "cut", 5, **R1)
     fit(corpus, tmp_path / "cut", **R1)
@@ -160,7 +174,13 @@ def test_a_damaged_newest_checkpoint_is_passed_over_aloud(
     config = corpus.config
     run.train(config, tmp_path / "run", device="cpu", cache=corpus.cache)
     said = capsys.readouterr().err
-    assert "warning" in said and "ckpt-000008 is damaged" in said and "resuming from" in said and "update 4" in said
+    assert (
+        "warning" in said
+        and "ckpt-000008 is damaged" in said
+        and "set aside" in said
+        and "resuming from" in said
+        and "update 4" in said
+    )
     assert final_bytes(tmp_path / "run") == whole
 
 
@@ -212,19 +232,19 @@ def test_a_non_finite_update_stops_before_the_weights(
     corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, value: float, log_every: int
 ) -> None:
     work = new_trainer(corpus, tmp_path / "run", training={"log_every": log_every})
-    original, seen = Trainer._loss, {}
+    original, seen = trainer.batch_loss, {}
 
-    def loss(self: Trainer, batch: Any) -> torch.Tensor:
-        result = original(self, batch)
-        if self.state.update == 5 and self.model.training:
-            seen.update({name: tensor.clone() for name, tensor in weights_of(self.model).items()})
+    def loss(model: Transformer, batch: Batch, *rest: Any) -> torch.Tensor:
+        result = original(model, batch, *rest)
+        if work.state.update == 5:
+            seen.update({name: tensor.clone() for name, tensor in weights_of(model).items()})
             seen["pairs"] = batch.indices[:20].tolist()
             if where == "loss":
                 return result * value
-            self.model.decoder[0].feed_forward.up.weight.register_hook(lambda grad: grad * 0 + value)
+            model.decoder[0].feed_forward.up.weight.register_hook(lambda grad: grad * 0 + value)
         return result
 
-    monkeypatch.setattr(Trainer, "_loss", loss)
+    monkeypatch.setattr(trainer, "batch_loss", loss)
     with pytest.raises(DivergedError) as caught:
         work.fit()
     assert caught.value.exit_code == 6
@@ -256,11 +276,9 @@ def test_fp16_skips_a_non_finite_update_and_goes_on(
     corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     work = fp16_or_skip(corpus, tmp_path / "run")
-    original = Trainer._loss
+    original = trainer.batch_loss
     monkeypatch.setattr(
-        Trainer,
-        "_loss",
-        lambda self, batch: original(self, batch) * (math.inf if self.model.training and self.state.update == 3 else 1),
+        trainer, "batch_loss", lambda *args: original(*args) * (math.inf if work.state.update == 3 else 1)
     )
     work.scaler = torch.amp.GradScaler("cpu", init_scale=128.0)
     for update in range(6):
@@ -277,8 +295,8 @@ def test_fp16_skips_a_non_finite_update_and_goes_on(
 def test_fp16_gives_up_after_many_in_a_row(corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "MAX_SKIPPED_IN_A_ROW", 3)
     work = fp16_or_skip(corpus, tmp_path / "run")
-    original = Trainer._loss
-    monkeypatch.setattr(Trainer, "_loss", lambda self, batch: original(self, batch) * math.inf)
+    original = trainer.batch_loss
+    monkeypatch.setattr(trainer, "batch_loss", lambda *args: original(*args) * math.inf)
     with pytest.raises(DivergedError, match="update 3"):
         for _ in range(10):
             work.one_update()
@@ -367,9 +385,9 @@ def test_loss_may_decide(corpus: Tiny, tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def test_nan_scores_count_as_worst() -> None:
-    assert trainer._oriented({"loss": math.nan}, "loss") == -math.inf
-    assert trainer._oriented({"bleu": math.nan}, "bleu") == -math.inf
-    assert trainer._oriented({"loss": 2.0}, "loss") == -2.0 and trainer._oriented({"bleu": 2.0}, "bleu") == 2.0
+    assert oriented({"loss": math.nan}, "loss") == -math.inf
+    assert oriented({"bleu": math.nan}, "bleu") == -math.inf
+    assert oriented({"loss": 2.0}, "loss") == -2.0 and oriented({"bleu": 2.0}, "bleu") == 2.0
 
 
 def test_a_second_train_on_a_finished_run_ends_at_once(corpus: Tiny, tmp_path: Path) -> None:
@@ -429,7 +447,7 @@ def test_the_final_bundle_is_no_worse_than_the_best_checkpoint(
 ) -> None:
     fit(corpus, tmp_path / "run", validation={"every": 2, "metric": metric}, training={"learning_rate": rate})
     state = load_state(list_checkpoints(tmp_path / "run")[-1])
-    final = trainer._oriented(records(tmp_path / "run", "final")[0], metric)
+    final = oriented(records(tmp_path / "run", "final")[0], metric)
     assert final >= max(state.scores.values())
 
 
@@ -449,6 +467,44 @@ def test_average_of_the_best(corpus: Tiny, tmp_path: Path, monkeypatch: pytest.M
     mean = average([checkpoints["ckpt-000002"], checkpoints["ckpt-000006"]])
     final = weights_of(Bundle.load(bundle).model)
     assert all(torch.equal(final[name], mean[name]) for name in final)
+
+
+@pytest.fixture(scope="module")
+def keeper(corpus: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Trainer:
+    """A trainer whose state the retention test sets."""
+    return new_trainer(corpus, tmp_path_factory.mktemp("keeper") / "run")
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    scores=st.lists(st.floats(-5, 5) | st.just(-math.inf), min_size=1, max_size=15),
+    keep_last=st.integers(1, 4),
+    keep_best=st.integers(1, 4),
+    signals=st.sets(st.integers(0, 14)),
+)
+def test_last_and_best_survive_every_sequence(
+    keeper: Trainer, scores: list[float], keep_last: int, keep_best: int, signals: set[int]
+) -> None:
+    """Pruned at every save, as in training. A signal's checkpoint between two others takes no one's place."""
+    kept = {"keep_last": keep_last, "keep_best": keep_best, "average_count": 1}
+    keeper.config = keeper.config.replace(training=kept)
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        keeper.run, keeper.state = Path(folder), TrainState()
+        patch.setattr(
+            trainer, "save_checkpoint", lambda *_: keeper._checkpoint(keeper.state.update).mkdir(parents=True)
+        )
+        for number, score_now in enumerate(scores):
+            every = [4 * n + 4 for n in range(number + 1)]
+            keeper.state.update = every[-1]
+            keeper.state.add_score(score_now)
+            keeper._save()
+            by_score = sorted(every, key=lambda u: (-scores[u // 4 - 1], u))
+            wanted = set(every[-keep_last:]) | set(by_score[:keep_best])
+            assert {int(c.name[5:]) for c in list_checkpoints(keeper.run)} == wanted
+            if number in signals:
+                keeper.state.update += 1
+                keeper._save()
+                assert {int(c.name[5:]) for c in list_checkpoints(keeper.run)} == wanted | {keeper.state.update}
 
 
 def test_checkpoints_between_validations(corpus: Tiny, tmp_path: Path) -> None:
