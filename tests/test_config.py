@@ -211,6 +211,12 @@ def test_given_tokenizers_fit_joint() -> None:
     assert "both src_model and tgt_model" in mistake(tokenizer={"joint": False, "src_model": "a"}, model=untied)
 
 
+def test_held_out_pairs_must_not_occur_twice() -> None:
+    message = mistake(data={"remove_duplicates": False})
+    assert "[data]" in message and "remove_duplicates = true" in message
+    parse_config(recipe(data={"remove_duplicates": False, "valid": "dev"}), where="allowed")
+
+
 def test_missing_sections_and_keys_are_named() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config({}, where="empty.toml")
@@ -240,7 +246,7 @@ def test_a_plain_string_is_a_source(train: Any, kinds: list[str]) -> None:
         ("training.seed=2", ["training", "seed"], 2),
         (" training . seed = 2", ["training", "seed"], 2),
         ("training.learning_rate=1e-3", ["training", "learning_rate"], 1e-3),
-        ("data.remove_duplicates=false", ["data", "remove_duplicates"], False),
+        ("tokenizer.byte_fallback=false", ["tokenizer", "byte_fallback"], False),
         ('data.dir="/tmp/a b"', ["data", "dir"], "/tmp/a b"),
         ("data.dir=/tmp/a b", ["data", "dir"], "/tmp/a b"),
         ("data.dir=a=b", ["data", "dir"], "a=b"),
@@ -310,7 +316,7 @@ def test_round_trip_equals(
 ) -> None:
     config = parse_config(
         recipe(
-            data={"dir": directory, "train": train, "remove_duplicates": duplicates},
+            data={"dir": directory, "train": train, "valid": "dev", "remove_duplicates": duplicates},
             training={"learning_rate": rate, "max_minutes": minutes, "seed": seed},
         ),
         where="test",

@@ -83,9 +83,9 @@ def tokenizer(joint: bool = True) -> Tokenizer:
     src, tgt = sentences(200)
     options = TokenizerConfig(vocab_size=150, byte_fallback=False)
     if joint:
-        return Tokenizer(train_sentencepiece(src + tgt, options, 1))
+        return Tokenizer(train_sentencepiece(src + tgt, options))
     smaller = TokenizerConfig(vocab_size=60, byte_fallback=False)
-    return Tokenizer(train_sentencepiece(src, options, 1), train_sentencepiece(tgt, smaller, 1))
+    return Tokenizer(train_sentencepiece(src, options), train_sentencepiece(tgt, smaller))
 
 
 def random_bundle(seed: int = 0, joint: bool = True, decoding: dict[str, Any] | None = None, **model: Any) -> Bundle:

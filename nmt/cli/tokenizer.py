@@ -1,7 +1,6 @@
 """`nmt tokenizer train|encode|decode`."""
 
 import itertools
-import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,7 +49,7 @@ def train(
     sample = reservoir.items
     if not sample:
         raise DataError(f"There is no text in {', '.join(map(str, files))}.")
-    model = train_sentencepiece(sample, options, os.cpu_count() or 1)
+    model = train_sentencepiece(sample, options)
     replace_file(output, model)
     if not quiet:
         typer.echo(f"{Tokenizer(model).src_vocab_size:,} pieces from {len(sample):,} lines: {output}", err=True)

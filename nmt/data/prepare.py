@@ -51,7 +51,7 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         cache: folder that keeps what is made.
         say: called with each line of progress.
         tokenizer: use this one (resuming, fine-tuning) instead of training or reading one.
-        threads: for tokenizer and encoding; 0 means all cores.
+        threads: for encoding; 0 means all cores.
     Raises: DataError, ConfigError, StorageError.
     """
     data, threads = config.data, threads or os.cpu_count() or 1
@@ -70,7 +70,7 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         valid = _scan(config, valid_sources, say, remove_duplicates=False)
         valid_keep, valid_dropped = valid.keep, valid.dropped
     if tokenizer is None:
-        tokenizer = _given_tokenizer(config) or _train_tokenizer(config, train, cache, say, threads)
+        tokenizer = _given_tokenizer(config) or _train_tokenizer(config, train, cache, say)
     # Validation is read before training text is encoded, so that its mistakes show early.
     valid_src, valid_tgt = _texts(config, valid_sources, valid_keep)
     build = _CacheBuilder(config, tokenizer, cache, say, threads)
@@ -133,7 +133,7 @@ def _given_tokenizer(config: Config) -> Tokenizer | None:
     return Tokenizer.from_files(folder / given.src_model, folder / given.tgt_model if given.tgt_model else None)
 
 
-def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say, threads: int) -> Tokenizer:
+def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Tokenizer:
     options = config.tokenizer
     samples = [train.src_sample + train.tgt_sample] if options.joint else [train.src_sample, train.tgt_sample]
     models = []
@@ -146,7 +146,7 @@ def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say, threads
                     f"There is no text to train a tokenizer on: of {len(train.keep):,} training pairs, "
                     f"{train.dropped['empty']:,} have an empty side."
                 )
-            replace_file(path, train_sentencepiece(sample, options, threads))
+            replace_file(path, train_sentencepiece(sample, options))
         models.append(path.read_bytes())
     tokenizer = Tokenizer(*models)
     for side, size in (("source", tokenizer.src_vocab_size), ("target", tokenizer.tgt_vocab_size)):

@@ -7,7 +7,7 @@ import itertools
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from nmt.config import DataConfig, Source
 from nmt.errors import DataError
@@ -43,7 +43,7 @@ def text_paths(source: Source, config: DataConfig) -> tuple[Path, Path]:
 
 def count_lines(path: Path) -> int:
     """Lines of a text file, the last one counted without its newline too. Raises: DataError."""
-    with open_text(path) as stream:
+    with _open(path) as stream:
         return sum(1 for _ in read_raw_lines(stream))
 
 
@@ -58,7 +58,7 @@ def describe(source: Source, config: DataConfig) -> str:
 
 def _read_text_pair(src_path: Path, tgt_path: Path, say: Say) -> Iterator[Chunk]:
     src_notes, tgt_notes = LineNotes(), LineNotes()
-    with open_text(src_path) as src_stream, open_text(tgt_path) as tgt_stream:
+    with _open(src_path) as src_stream, _open(tgt_path) as tgt_stream:
         src_lines, tgt_lines = read_lines(src_stream, src_notes), read_lines(tgt_stream, tgt_notes)
         total = 0
         while True:
@@ -82,7 +82,7 @@ def _read_text_pair(src_path: Path, tgt_path: Path, say: Say) -> Iterator[Chunk]
 
 def _read_tsv(path: Path, say: Say) -> Iterator[Chunk]:
     notes = LineNotes()
-    with open_text(path) as stream:
+    with _open(path) as stream:
         lines = enumerate(read_lines(stream, notes), start=1)
         while block := list(itertools.islice(lines, CHUNK_PAIRS)):
             src: list[str] = []
@@ -99,7 +99,7 @@ def _read_tsv(path: Path, say: Say) -> Iterator[Chunk]:
 
 
 def _read_dataset(source: Source, config: DataConfig) -> Iterator[Chunk]:
-    dataset = _load_dataset(source)
+    dataset = _load_dataset(source, Path(config.dir))
     if source.column not in dataset.column_names:
         raise DataError(
             f"The data set {source.hf} has no column {source.column!r} (it has: {', '.join(dataset.column_names)}). "
@@ -120,19 +120,19 @@ def _read_dataset(source: Source, config: DataConfig) -> Iterator[Chunk]:
         yield sides[0], sides[1]
 
 
-def _load_dataset(source: Source) -> Any:
+def _load_dataset(source: Source, folder: Path) -> Any:
     """`load_dataset` on a hub id or on a local folder laid out like a hub repository."""
     import datasets
 
     assert source.hf is not None
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
-    local = Path(source.hf)
+    local = folder / source.hf
     options: dict[str, str | None] = {"name": source.name}
     if local.is_dir() and source.name and not (local / "README.md").is_file():
         options = {"data_dir": source.name}  # without the repository's card, its folders name the configurations
     try:
-        return datasets.load_dataset(source.hf, split=source.split, **options)
+        return datasets.load_dataset(str(local) if local.is_dir() else source.hf, split=source.split, **options)
     except Exception as error:  # the library raises dozens of kinds, network ones among them
         raise DataError(
             f"Cannot load the data set {source.hf!r} (name {source.name!r}, split {source.split!r}): "
@@ -140,3 +140,10 @@ def _load_dataset(source: Source) -> Any:
             f"Without a network, give a local folder laid out like the hub's repository as hf = …, or text files as "
             f"src = … and tgt = …"
         ) from error
+
+
+def _open(path: Path) -> BinaryIO:
+    try:
+        return open_text(path)
+    except DataError as error:
+        raise DataError(f"{error} Relative paths are resolved against [data] dir (or --data).") from error

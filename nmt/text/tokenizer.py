@@ -18,6 +18,10 @@ from nmt.errors import BundleError, ConfigError, DataError
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the tokenizers trained here; other code asks the Tokenizer
 
 
+# A fixed number, not that of the cores: SentencePiece writes it into the model, whose hash names caches.
+_TRAINING_THREADS = 8
+
+
 @dataclass(frozen=True)
 class SpecialIds:
     """Ids of the control pieces, the same on both sides."""
@@ -28,7 +32,7 @@ class SpecialIds:
     eos: int = EOS
 
 
-def train_sentencepiece(lines: Iterable[str], config: TokenizerConfig, num_threads: int) -> bytes:
+def train_sentencepiece(lines: Iterable[str], config: TokenizerConfig) -> bytes:
     """Train a SentencePiece model on raw lines and return it as bytes.
 
     The vocabulary may come out smaller than asked if the text does not hold that many pieces.
@@ -49,7 +53,7 @@ def train_sentencepiece(lines: Iterable[str], config: TokenizerConfig, num_threa
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
-            num_threads=num_threads,
+            num_threads=_TRAINING_THREADS,
             minloglevel=2,
         )
     except (RuntimeError, OSError) as error:

@@ -134,7 +134,8 @@ class Trainer:
                 raise ConfigError(
                     f"The widest batch ({widest.src.shape[0]} pairs, {widest.src.shape[1]} source and "
                     f"{widest.tgt_in.shape[1]} target pieces) does not fit into memory. Lower "
-                    f"training.tokens_per_batch (and raise training.accumulation to keep the size of an update), or data.max_length."
+                    f"training.tokens_per_batch (and raise training.accumulation to keep the size of an update), or "
+                    f"data.max_length."
                 ) from error
         self.optimizer.zero_grad(set_to_none=True)
 

@@ -24,7 +24,7 @@ KEEP = np.array([rng.random() < 0.8 for _ in SRC])
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Tokenizer:
-    return Tokenizer(train_sentencepiece(SRC + TGT, TokenizerConfig(vocab_size=300), 1))
+    return Tokenizer(train_sentencepiece(SRC + TGT, TokenizerConfig(vocab_size=300)))
 
 
 def build(folder: Path, tokenizer: Any, chunk: int = 50, keep: Any = KEEP, **rules: Any) -> TokenCache:

@@ -179,7 +179,7 @@ def test_held_out_validation_is_disjoint_from_train(corpus: Path, valid_size: in
     assert len(valid) == len(prepared.valid) == held
     assert set(valid) & set(train) == set()
     assert sorted(valid + train) == sorted(pairs)
-    assert prepared.counts["train"] == {"read": 250, "kept": 200 - held, "duplicate": 50}
+    assert prepared.counts["train"] == {"read": 250, "kept": 200 - held, "duplicate": 50, "held out": held}
 
 
 def test_held_out_validation_follows_the_seed(corpus: Path) -> None:
@@ -242,7 +242,7 @@ def test_separate_vocabularies(corpus: Path) -> None:
 
 @pytest.mark.parametrize("absolute", [True, False])
 def test_tokenizer_given_by_path(corpus: Path, absolute: bool) -> None:
-    model = train_sentencepiece([src for src, _ in sentences(50, 9)], TokenizerConfig(vocab_size=310), 1)
+    model = train_sentencepiece([src for src, _ in sentences(50, 9)], TokenizerConfig(vocab_size=310))
     (corpus / "my.model").write_bytes(model)
     path = str(corpus / "my.model") if absolute else "my.model"
     said: list[str] = []
@@ -260,7 +260,7 @@ def test_tokenizer_given_by_path_that_is_none(corpus: Path) -> None:
 
 
 def test_tokenizer_given_as_an_object_wins(corpus: Path) -> None:
-    given = Tokenizer(train_sentencepiece([tgt for _, tgt in sentences(50, 9)], TokenizerConfig(vocab_size=310), 1))
+    given = Tokenizer(train_sentencepiece([tgt for _, tgt in sentences(50, 9)], TokenizerConfig(vocab_size=310)))
     said: list[str] = []
     assert run(recipe(corpus), said, tokenizer=given).tokenizer is given
     assert "tokenizer" not in made(said)

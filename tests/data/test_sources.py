@@ -173,10 +173,23 @@ def test_chunks_lose_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, co
 
 
 @pytest.mark.parametrize("source", ["none", "none.tsv", {"src": "c.en", "tgt": "none.de"}], ids=str)
-def test_missing_file_is_named_with_the_way_out(tmp_path: Path, source: Any) -> None:
+def test_missing_file_is_named(tmp_path: Path, source: Any) -> None:
     (tmp_path / "c.en").write_text("x\n")
-    with pytest.raises(DataError, match=rf"Cannot read {tmp_path}/none.*--data"):
+    with pytest.raises(DataError, match=f"Cannot read {tmp_path}/none.*: No such file"):
         pairs_of(config_of(tmp_path, source))
+
+
+@pytest.mark.parametrize("source", ["c", "c.tsv"])
+def test_mended_lines_are_told_once_with_their_numbers(tmp_path: Path, source: str) -> None:
+    write_pair(tmp_path, b"ok\nbad \xff\n", b"gut\n" + b"x" * 70_000 + b"\n")
+    (tmp_path / "c.tsv").write_bytes(b"ok\tgut\nbad \xff\tx\n")
+    config = config_of(tmp_path, source)
+    said: list[str] = []
+    assert sum(len(src) for src, _ in read_chunks(config.train[0], config, said.append)) == 2
+    bad = "c.tsv" if source == "c.tsv" else "c.en"
+    assert said[0] == f"warning: {tmp_path / bad}: 1 line(s) (2) held invalid UTF-8, replaced by U+FFFD."
+    cut = [f"warning: {tmp_path / 'c.de'}: 1 line(s) (2) were cut: longer than the line limit."]
+    assert said[1:] == (cut if source == "c" else [])
 
 
 @pytest.mark.parametrize(("data", "count"), [(b"", 0), (b"\n", 1), (b"a", 1), (b"a\nb", 2), (b"a\r\xe2\x80\xa8b\n", 1)])

@@ -19,7 +19,7 @@ def files(folder: Path, lines: int = 100, src: str = "train.en", tgt: str = "tra
 @pytest.mark.parametrize(
     ("pairs", "d_model", "vocab", "epochs"),
     [
-        (20, 128, 4_000, 60),
+        (20, 128, 4_000, 100),
         (50_000, 128, 4_000, 60),
         (50_001, 256, 8_000, 59),
         (500_000, 256, 8_000, 6),
@@ -36,6 +36,7 @@ def test_size_follows_the_corpus(
     assert (config.model.d_model, config.tokenizer.vocab_size) == (d_model, vocab)
     assert (config.data.src_lang, config.data.tgt_lang) == ("en", "de")
     assert config.training.max_epochs == epochs and config.validation.patience
+    assert config.training.warmup_updates <= 4_000
     assert config.data.valid_size <= max(1, pairs // 20)
     assert config.training.tokens_per_batch == 2048
 

@@ -11,6 +11,7 @@ import torch
 
 import tiny
 from nmt.bundle import Bundle, list_checkpoints, weights_of
+from nmt.config import parse_config
 from nmt.errors import BundleError, ConfigError, StorageError
 from nmt.storage.manifest import damage
 from nmt.training import progress, run
@@ -23,7 +24,7 @@ from tiny import Tiny
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(progress, "_tensorboard", lambda _: None)
+    monkeypatch.setattr(progress, "_tensorboard", lambda *_: None)
     with tiny.one_thread():
         yield
 
@@ -111,6 +112,17 @@ def test_a_run_folder_that_cannot_be_made(corpus: Tiny, tmp_path: Path) -> None:
         fit(corpus, tmp_path / "file" / "run")
 
 
+def test_other_training_text_is_refused(tmp_path: Path) -> None:
+    """The resumed half of a run must not be trained on something else than the first."""
+    own = tiny.write(tmp_path / "corpus", training={"max_updates": 2})
+    fit(own, tmp_path / "run")
+    (own.folder / "train.de").write_text(own.tgt.read_text().replace("hund", "kind"))
+    with pytest.raises(ConfigError, match="began with another training text"):
+        fit(own, tmp_path / "run", training={"max_updates": 4})
+    tiny.write(tmp_path / "corpus")
+    fit(own, tmp_path / "run", training={"max_updates": 4})  # with the first text again it goes on
+
+
 # init_from
 
 
@@ -119,9 +131,9 @@ def started(corpus: Tiny, folder: Path, start: Path, **sections: dict[str, Any])
     tables = corpus.config.model_dump(exclude_none=True)
     tables["model"] = sections.get("model", {})
     tables["training"]["init_from"] = str(start)
-    config = run.resolve(run.parse_config(tables, where="test"), torch.device("cpu"))
+    config = parse_config(tables, where="test")
     folder.mkdir(exist_ok=True)
-    return run._trainer(config, folder, "cpu", folder / "cache", TrainingLog(quiet=True), StopRequest())
+    return run._open(config, folder, "cpu", None, 0, TrainingLog(quiet=True), StopRequest())
 
 
 @pytest.mark.parametrize("joint", [True, False])
@@ -163,7 +175,7 @@ def test_a_run_from_a_model_resumes(corpus: Tiny, tmp_path: Path) -> None:
     tables["training"]["init_from"] = str(start)
     for updates in (2, 4):
         tables["training"]["max_updates"] = updates
-        config = run.parse_config(tables, where="test")
+        config = parse_config(tables, where="test")
         run.train(config, tmp_path / "run", device="cpu", quiet=True)
     assert load_state(list_checkpoints(tmp_path / "run")[-1]).update == 4
 
@@ -177,7 +189,7 @@ def test_dry_run(corpus: Tiny, tmp_path: Path) -> None:
     assert facts["data"]["train"]["read"] == 200 and 0 < facts["data"]["valid"]["kept"] <= 20
     assert facts["parameters"] == sum(t.numel() for t in weights_of(tiny.random_bundle().model).values())
     assert facts["peak memory (MB)"] > 10 and facts["tokens/s"] > 0 and facts["estimated minutes"] >= 0
-    assert not (tmp_path / "run").exists()
+    assert list_checkpoints(tmp_path / "run") == [] and not (tmp_path / "run" / "bundle").exists()
 
 
 def test_auto_precision_is_resolved(corpus: Tiny, tmp_path: Path) -> None:

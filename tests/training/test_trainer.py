@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import tiny
 from nmt.bundle import Bundle, list_checkpoints, weights_of
-from nmt.config import Config
 from nmt.data.batching import Batch
 from nmt.decoding.translator import Translator
 from nmt.errors import DivergedError, Interrupted
@@ -33,7 +32,7 @@ from tiny import Tiny
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(progress, "_tensorboard", lambda _: None)
+    monkeypatch.setattr(progress, "_tensorboard", lambda *_: None)
     with tiny.one_thread():
         yield
 
@@ -51,7 +50,7 @@ def fit(corpus: Tiny, folder: Path, **sections: dict[str, Any]) -> Path:
 def new_trainer(corpus: Tiny, folder: Path, **sections: dict[str, Any]) -> Trainer:
     folder.mkdir(exist_ok=True)
     config = corpus.config.replace(**sections)
-    work = run._trainer(config, folder, "cpu", corpus.cache, TrainingLog(quiet=True), StopRequest())
+    work = run._open(config, folder, "cpu", corpus.cache, 0, TrainingLog(quiet=True), StopRequest())
     work.resume()
     return work
 
@@ -255,7 +254,7 @@ def test_a_non_finite_update_stops_before_the_weights(
     assert [c.name for c in checkpoint] == ["ckpt-000004"] and not (tmp_path / "run" / "bundle").exists()
     Bundle.load(checkpoint[0])
     monkeypatch.undo()
-    monkeypatch.setattr(progress, "_tensorboard", lambda _: None)
+    monkeypatch.setattr(progress, "_tensorboard", lambda *_: None)
     new_trainer(corpus, tmp_path / "run").fit()  # and the run goes on from there
 
 
@@ -327,17 +326,7 @@ def test_max_updates(corpus: Tiny, tmp_path: Path) -> None:
 
 
 def test_max_epochs(corpus: Tiny, tmp_path: Path) -> None:
-    config = corpus.config.model_dump(exclude_none=True)
-    del config["training"]["max_updates"]
-    config["training"]["max_epochs"] = 2
-    work = run._trainer(
-        Config.model_validate(config),
-        _made(tmp_path / "run"),
-        "cpu",
-        corpus.cache,
-        TrainingLog(quiet=True),
-        StopRequest(),
-    )
+    work = new_trainer(corpus, tmp_path / "run", training={"max_updates": 1000, "max_epochs": 2})
     per_epoch = work.stream.batches_in_epoch
     work.fit()
     assert (work.state.epoch, work.state.batch_index) == (2, 0)
@@ -531,8 +520,3 @@ def test_the_log_parses_and_is_cut_back(corpus: Tiny, tmp_path: Path) -> None:
 def test_log_every(corpus: Tiny, tmp_path: Path) -> None:
     fit(corpus, tmp_path / "run", training={"log_every": 3})
     assert [r["update"] for r in records(tmp_path / "run", "update")] == [3, 6]
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
