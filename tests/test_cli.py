@@ -21,7 +21,7 @@ import typer
 import nmt
 import tiny
 from nmt.bundle import list_checkpoints
-from nmt.cli import _run
+from nmt.cli import _run, main
 from nmt.cli.app import app
 from nmt.training import progress, trainer
 from nmt.training.trainer import Trainer
@@ -267,11 +267,19 @@ def test_a_closed_pipe_is_0(model: Path) -> None:
     assert (process.returncode, err) == (0, b"")
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    with started("translate", "--debug", "-m", tmp_path / "nowhere") as process:
-        _, err = process.communicate(b"")
-    assert process.returncode == 5
-    assert b"Traceback" in err and err.splitlines()[-1].startswith(b"nmt: ")
+@pytest.mark.parametrize("place", [0, 1, 3])
+def test_debug_shows_the_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: int
+) -> None:
+    """Wherever it stands."""
+    arguments = ["translate", "-m", str(tmp_path / "nowhere")]
+    arguments.insert(place, "--debug")
+    monkeypatch.setattr(sys, "argv", ["nmt", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    err = capsys.readouterr().err
+    assert caught.value.code == 5
+    assert "Traceback" in err and err.splitlines()[-1].startswith("nmt: ")
 
 
 def test_sigterm_saves_and_the_run_goes_on(run: Nmt, corpus: Tiny, tmp_path: Path) -> None:
@@ -415,9 +423,9 @@ def test_data_prepare_and_its_cache(run: Nmt, corpus: Tiny, tmp_path: Path) -> N
     assert code == 0 and "encoding" not in err and not (tmp_path / "run" / "cache").exists()
 
 
-def test_data_toy(run: Nmt, tmp_path: Path) -> None:
-    code, out, _ = run("data", "toy", "--out", tmp_path)
-    assert code == 0 and "train: " in out and (tmp_path / "train.en").is_file()
+def test_data_toy(run: Nmt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.data.toy.write_toy", lambda out, seed: {f"{out.name}-{seed}": 1234})
+    assert run("data", "toy", "--out", tmp_path / "x", "--seed", "7") == (0, "x-7: 1,234 pairs\n", "")
 
 
 def test_model_info(run: Nmt, model: Path) -> None:

@@ -24,7 +24,7 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def bundle() -> Bundle:
-    return tiny.random_bundle(num_encoder_layers=2, num_decoder_layers=2, decoding={"max_length_ratio": 1.0})
+    return tiny.random_bundle(decoding={"max_length_ratio": 1.0})
 
 
 def test_line_k_in_is_line_k_out(bundle: Bundle) -> None:

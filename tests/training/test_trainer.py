@@ -255,7 +255,7 @@ def test_a_non_finite_update_stops_before_the_weights(
     Bundle.load(checkpoint[0])
     monkeypatch.undo()
     monkeypatch.setattr(progress, "_tensorboard", lambda *_: None)
-    new_trainer(corpus, tmp_path / "run").fit()  # and the run goes on from there
+    new_trainer(corpus, tmp_path / "run", training={"log_every": log_every}).fit()  # and the run goes on from there
 
 
 def test_without_the_fault_the_same_run_ends(corpus: Tiny, tmp_path: Path) -> None:
