@@ -213,8 +213,11 @@ class Config(Section):
         return self
 
     def replace(self, **sections: Mapping[str, Any]) -> "Config":
-        """A copy with some keys changed: `config.replace(training={"seed": 2})`; checked like a file."""
-        tables = self.model_dump(exclude_none=True)
+        """A copy with some keys changed: `config.replace(training={"seed": 2})`; checked like a file.
+
+        Keys that were left to their defaults still count as not given.
+        """
+        tables = self.model_dump(exclude_none=True, exclude_unset=True)
         for section, changes in sections.items():
             tables[section] = {**tables.get(section, {}), **changes}
         return parse_config(tables, where="the changed config")

@@ -348,3 +348,8 @@ def test_shipped_recipes_load_and_round_trip(path: Path) -> None:
 
 def test_there_are_shipped_recipes() -> None:
     assert "toy.toml" in [path.name for path in CONFIGS]
+
+
+def test_replace_keeps_what_was_not_given_apart() -> None:
+    config = parse_config({"data": {"train": "x"}, "training": {"max_updates": 1}, "model": {"d_ff": 64}}, "a test")
+    assert config.replace(data={"dir": "y"}).model.model_fields_set == {"d_ff"}

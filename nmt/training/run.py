@@ -94,6 +94,8 @@ def _open(
     """Resolve the config, check it against the run's own, prepare data and model."""
     keep_freed_pages()
     target = pick_device(device)
+    remove_stale(run)
+    remove_stale(run / "checkpoints")
     earlier = _earlier_config(run)
     start = Bundle.load(config.training.init_from) if config.training.init_from and earlier is None else None
     config = resolve(config, target, earlier, start)
@@ -123,8 +125,8 @@ def resolve(config: Config, device: torch.device, earlier: Config | None = None,
     if config.training.precision == "auto":
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         changes["training"] = {"precision": earlier.training.precision if earlier else "bf16" if bf16 else "fp32"}
-    if config.training.init_from is not None and (earlier or start):
-        shape = earlier.model if earlier else start.config.model  # type: ignore[union-attr]
+    shape = earlier.model if earlier else start.config.model if start else None
+    if config.training.init_from is not None and shape is not None:
         given = {key: getattr(config.model, key) for key in config.model.model_fields_set}
         clashes = [key for key, value in given.items() if "dropout" not in key and value != getattr(shape, key)]
         if clashes:
@@ -165,8 +167,6 @@ def _tokenizer_of(run: Path) -> Tokenizer | None:
 
 def _write_config(run: Path, config: Config, earlier: Config | None) -> None:
     """Save the resolved config. Raises: ConfigError if the run goes on and its own is another one."""
-    remove_stale(run)
-    remove_stale(run / "checkpoints")
     if earlier is not None:
         before, now = earlier.model_dump(), config.model_dump()
         to_the_end = config.training.schedule in ("linear", "cosine")
