@@ -53,6 +53,10 @@ class Scan:
     src_sample: list[str]
     tgt_sample: list[str]
 
+    def drop_sample(self) -> None:
+        """Give back the sample's memory, once the tokenizer is trained."""
+        self.src_sample, self.tgt_sample = [], []
+
 
 def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int) -> Scan:
     """Look through a corpus once: hash every pair, find empty and repeated ones, sample lines for the tokenizer.

@@ -71,6 +71,7 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         valid_keep, valid_dropped = valid.keep, valid.dropped
     if tokenizer is None:
         tokenizer = _given_tokenizer(config) or _train_tokenizer(config, train, cache, say)
+    train.drop_sample()
     # Validation is read before training text is encoded, so that its mistakes show early.
     valid_src, valid_tgt = _texts(config, valid_sources, valid_keep)
     build = _CacheBuilder(config, tokenizer, cache, say, threads)

@@ -92,7 +92,6 @@ def _open(
     config: Config, run: Path, device: str, cache: Path | None, threads: int, log: TrainingLog, stop: StopRequest
 ) -> Trainer:
     """Resolve the config, check it against the run's own, prepare data and model."""
-    keep_freed_pages()
     target = pick_device(device)
     remove_stale(run)
     remove_stale(run / "checkpoints")
@@ -103,6 +102,7 @@ def _open(
     _write_config(run, config, earlier)
     tokenizer = _tokenizer_of(run) if earlier else start.tokenizer if start else None
     prepared = prepare(config, cache or run / "cache", log.say, tokenizer=tokenizer, threads=threads)
+    keep_freed_pages()  # from here on: what the tokenizer's training freed goes back to the system
     torch.manual_seed(config.training.seed)
     bundle = _new_bundle(config, prepared, start)
     bundle.model.to(target)
