@@ -26,6 +26,7 @@ from nmt.text.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
 _MAX_CONFIG_BYTES = 1 << 20
+_DTYPES = ("F32", "F16", "BF16")
 
 
 class BundleConfig(Section):
@@ -112,10 +113,12 @@ def find_bundle(path: Path) -> Path:
     if checkpoints:
         try:
             best = int(json.loads((checkpoints[-1] / "state.json").read_bytes())["best_update"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise BundleError(f"The checkpoint {checkpoints[-1]} is damaged: state.json cannot be read.") from error
         return next((c for c in checkpoints if c.name == checkpoint_name(best)), checkpoints[-1])
-    what = "does not exist" if not path.exists() else "has no config.json, and no checkpoint yet"
+    if (path / "config.toml").is_file():
+        raise BundleError(f"The run {path} has not saved a checkpoint yet: the first comes with its first validation.")
+    what = "does not exist" if not path.exists() else "has no config.json and is no run folder"
     raise BundleError(
         f"{path} is no model: it {what}. Give a bundle folder (config.json, model.safetensors, tokenizer.model) or the "
         f"run folder of nmt train."
@@ -184,7 +187,9 @@ def _check_tensors(path: Path, model: Transformer) -> None:
     wanted = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     try:
         with safe_open(path, framework="pt") as file:
-            found = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 # no mapping
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 # no mapping
+            found = {name: tensor.get_shape() for name, tensor in slices.items()}
+            dtypes = {name: tensor.get_dtype() for name, tensor in slices.items()}
     except (SafetensorError, OSError) as error:
         raise BundleError(f"{path} is no safetensors file: {error}.") from error
     for name in sorted(wanted.keys() | found.keys()):
@@ -193,6 +198,8 @@ def _check_tensors(path: Path, model: Transformer) -> None:
                 f"{path}: tensor {name} has shape {found.get(name, 'none')}, config.json asks for "
                 f"{wanted.get(name, 'none')}."
             )
+        if dtypes[name] not in _DTYPES:
+            raise BundleError(f"{path}: tensor {name} has dtype {dtypes[name]}; weights are {', '.join(_DTYPES)}.")
 
 
 def _read_tensors(path: Path) -> dict[str, Tensor]:

@@ -236,14 +236,17 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ConfigError(f"There is no config {path}. The recipes that come with nmt are in configs/.") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (IsADirectoryError, UnicodeDecodeError) as error:
+        raise ConfigError(f"The config {path} is no text file in UTF-8: {error}.") from error
+    except OSError as error:
         raise StorageError(f"Cannot read the config {path}: {error}.") from error
     try:
         tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
     apply_overrides(tables, overrides)
-    return parse_config(tables, where=str(path))
+    changed = f" with --set {' --set '.join(overrides)}" if overrides else ""
+    return parse_config(tables, where=f"{path}{changed}")
 
 
 def apply_overrides(tables: dict[str, Any], overrides: Iterable[str]) -> None:
@@ -254,8 +257,9 @@ def apply_overrides(tables: dict[str, Any], overrides: Iterable[str]) -> None:
         if not equals or len(keys) < 2 or not all(keys):
             raise ConfigError(f"--set {override!r} is not of the form section.key=value, as in training.seed=2.")
         try:
-            value = tomllib.loads(f"v = {text}")["v"]
-        except tomllib.TOMLDecodeError:
+            parsed = tomllib.loads(f"v = {text}")
+            value = parsed["v"] if len(parsed) == 1 else text.strip()
+        except (ValueError, RecursionError):
             value = text.strip()
         table = tables
         for key in keys[:-1]:

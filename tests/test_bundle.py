@@ -290,7 +290,7 @@ def test_a_state_that_cannot_be_read(tmp_path: Path) -> None:
         Bundle.load(tmp_path)
 
 
-@pytest.mark.parametrize(("name", "said"), [("nowhere", "does not exist"), (".", "no config.json, and no checkpoint")])
+@pytest.mark.parametrize(("name", "said"), [("nowhere", "does not exist"), (".", "and is no run folder")])
 def test_no_model(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(BundleError, match=said) as caught:
         find_bundle(tmp_path / name)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config import Config, Section, apply_overrides, load_config, parse_config
-from nmt.errors import ConfigError, StorageError
+from nmt.errors import ConfigError
 
 Figure = Callable[..., None]
 CONFIGS = sorted((Path(__file__).parent.parent / "configs").glob("*.toml"))
@@ -281,7 +281,10 @@ def test_the_last_override_wins_and_mistakes_name_the_file(tmp_path: Path) -> No
     path = tmp_path / "my.toml"
     path.write_text('[data]\ntrain = "a"\n[training]\nmax_updates = 5\n')
     assert load_config(path, ["training.seed=2", "training.seed=3"]).training.seed == 3
-    with pytest.raises(ConfigError, match=r"my\.toml has 1 mistake.*\n.*\[training\] sede: .*did you mean seed"):
+    with pytest.raises(
+        ConfigError,
+        match=r"my\.toml with --set training\.sede=2 has 1 mistake.*\n.*\[training\] sede: .*did you mean seed",
+    ):
         load_config(path, ["training.sede=2"])
 
 
@@ -292,10 +295,25 @@ def test_files_that_are_no_recipe(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"bad\.toml is not valid TOML.*line 1"):
         load_config(tmp_path / "bad.toml")
     (tmp_path / "latin.toml").write_bytes(b'[data]\ntrain = "\xff"\n')
-    with pytest.raises(StorageError, match=r"latin\.toml"):
+    with pytest.raises(ConfigError, match=r"latin\.toml is no text file"):
         load_config(tmp_path / "latin.toml")
-    with pytest.raises(StorageError, match="Cannot read"):
+    with pytest.raises(ConfigError, match="is no text file"):
         load_config(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000, "1\n[x]"])
+def test_overrides_that_break_the_toml_reader_are_mistakes_of_their_key(value: str) -> None:
+    tables = recipe()
+    apply_overrides(tables, [f"training.seed={value}"])
+    with pytest.raises(ConfigError, match="seed"):
+        parse_config(tables, "a test")
+
+
+@pytest.mark.parametrize("value", ["[" * 5000, "9" * 5000])
+def test_a_file_that_breaks_the_toml_reader_is_refused(value: str, tmp_path: Path) -> None:
+    (tmp_path / "deep.toml").write_text(f"[training]\nseed = {value}\n")
+    with pytest.raises(ConfigError, match="not valid TOML"):
+        load_config(tmp_path / "deep.toml")
 
 
 def reparse(config: Config) -> Config:

@@ -1,6 +1,6 @@
 """Draw an attention map as PNG, SVG or PDF, without a display and without touching matplotlib's settings."""
 
-import os
+import io
 import unicodedata
 import warnings
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.errors import ConfigError, DataError, StorageError
+from nmt.errors import ConfigError, DataError
+from nmt.storage.atomic import replace_file
 
 FORMATS = ("png", "svg", "pdf")
 MAX_SIDE_IN = 30.0  # of the map alone; 300 labels then still have 0.1 inch each
@@ -186,16 +187,7 @@ def _charset(font_file: str) -> set[str]:
 
 
 def _save(figure: Any, path: Path, file_format: str) -> None:
-    """Write beside the final name and rename, so that no half-written picture is ever seen there."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    try:
-        figure.savefig(partial, format=file_format, bbox_inches="tight", pad_inches=0.15, metadata=dates[file_format])
-        os.replace(partial, path)
-    except OSError as error:
-        raise StorageError(
-            f'Cannot write "{path}": {error.strerror or error}. Name a file in a folder you may write to.'
-        ) from error
-    finally:
-        with suppress(OSError):
-            partial.unlink()
+    picture = io.BytesIO()
+    figure.savefig(picture, format=file_format, bbox_inches="tight", pad_inches=0.15, metadata=dates[file_format])
+    replace_file(path, picture.getvalue())

@@ -3,6 +3,7 @@
 import os
 import sys
 import traceback
+from contextlib import suppress
 from typing import Any
 
 import typer
@@ -19,6 +20,9 @@ def main() -> None:
 
     0 done, 1 unexpected, 2 usage or config, 3 data, 4 I/O, 5 model, 6 diverged, 130 and 143 signals.
     """
+    for name in ("stdin", "stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us, who wants nothing of it
+            setattr(sys, name, open(os.devnull, "r+"))  # noqa: SIM115
     debug = "--debug" in sys.argv
     sys.exit(_run([argument for argument in sys.argv[1:] if argument != "--debug"], debug))
 
@@ -48,7 +52,8 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _report(message: str, code: int, debug: bool) -> int:
-    if debug:
-        traceback.print_exc()
-    print(f"nmt: {message}", file=sys.stderr)
+    with suppress(OSError):  # a full or closed stderr must not change the exit code
+        if debug:
+            traceback.print_exc()
+        print(f"nmt: {message}", file=sys.stderr, flush=True)
     return code

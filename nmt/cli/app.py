@@ -6,6 +6,7 @@ import typer
 
 import nmt
 from nmt.cli import attn_plot, data, eval, model, tokenizer, train, translate
+from nmt.cli.options import HELP_OPTIONS
 
 app = typer.Typer(
     name="nmt",
@@ -14,6 +15,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings=HELP_OPTIONS,
 )
 app.command("train")(train.train)
 app.command("translate")(translate.translate)

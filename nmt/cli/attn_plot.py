@@ -1,5 +1,6 @@
 """`nmt attn-plot`."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ def attn_plot(
     from nmt.decoding.translator import Translator
     from nmt.text.lines import clean
 
-    src, tgt = clean(src), None if tgt is None else clean(tgt)
+    src, tgt = clean(_text(src)), None if tgt is None else clean(_text(tgt))
     if not src or tgt == "":
         raise DataError("--src and --tgt must not be blank: there is nothing to draw.")
     translator = Translator(model, device=device)
@@ -52,6 +53,11 @@ def attn_plot(
         if not quiet:
             typer.echo(f"warning: {warning}", err=True)
     typer.echo(bundle.tokenizer.decode(tgt_ids))
+
+
+def _text(argument: str) -> str:
+    """An argument as UTF-8 whatever the locale, as lines of a file are read."""
+    return os.fsencode(argument).decode("utf-8", errors="replace")
 
 
 def _pick(option: str, number: int | None, count: int) -> slice:

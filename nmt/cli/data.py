@@ -5,7 +5,9 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Corpora.", no_args_is_help=True, rich_markup_mode=None)
+from nmt.cli.options import HELP_OPTIONS
+
+app = typer.Typer(help="Corpora.", no_args_is_help=True, rich_markup_mode=None, context_settings=HELP_OPTIONS)
 
 
 @app.command()

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.options import Model
+from nmt.cli.options import HELP_OPTIONS, Model
 
-app = typer.Typer(help="Trained models.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(help="Trained models.", no_args_is_help=True, rich_markup_mode=None, context_settings=HELP_OPTIONS)
 
 
 @app.command()

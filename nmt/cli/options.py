@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 Model = Annotated[Path, typer.Option("-m", "--model", help="Bundle folder, or run folder of nmt train.")]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0: as many as there are cores.")]

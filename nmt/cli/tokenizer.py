@@ -8,13 +8,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.cli.options import Quiet
+from nmt.cli.options import HELP_OPTIONS, Quiet
 from nmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from nmt.text.tokenizer import Tokenizer
 
-app = typer.Typer(help="SentencePiece tokenizers.", no_args_is_help=True, rich_markup_mode=None)
+app = typer.Typer(
+    help="SentencePiece tokenizers.", no_args_is_help=True, rich_markup_mode=None, context_settings=HELP_OPTIONS
+)
 ModelFile = Annotated[Path, typer.Option("-m", "--model", help="SentencePiece file, bundle or run folder.")]
 Side = Annotated[str, typer.Option(help="src or tgt: whose tokenizer, where a model has two.")]
 
@@ -52,7 +54,10 @@ def train(
     model = train_sentencepiece(sample, options)
     replace_file(output, model)
     if not quiet:
-        typer.echo(f"{Tokenizer(model).src_vocab_size:,} pieces from {len(sample):,} lines: {output}", err=True)
+        size = Tokenizer(model).src_vocab_size
+        if size < vocab_size:
+            typer.echo(f"warning: the text holds fewer pieces than the {vocab_size:,} asked", err=True)
+        typer.echo(f"{size:,} pieces from {len(sample):,} lines: {output}", err=True)
 
 
 @app.command()
@@ -63,17 +68,24 @@ def encode(
 ) -> None:
     """Text on stdin to pieces on stdout, line by line, separated by spaces."""
     from nmt.text.lines import clean, read_lines
+    from nmt.text.windows import windows
 
     tokenizer = _load(model)
     encode_side = {"src": tokenizer.encode_src, "tgt": tokenizer.encode_tgt}[_checked(side)]
     pieces_of = {"src": tokenizer.src_pieces, "tgt": tokenizer.tgt_pieces}[side]
-    for line in read_lines(sys.stdin.buffer):
-        numbers = encode_side([clean(line)])[0][:-1]  # without EOS
-        _write_line(" ".join(map(str, numbers) if ids else pieces_of(numbers)))
+    for window in windows(read_lines(sys.stdin.buffer), max_lines=2048):
+        for encoded in encode_side([clean(line) for line in window]):
+            numbers = encoded[:-1]  # without EOS
+            _write_line(" ".join(map(str, numbers) if ids else pieces_of(numbers)))
+        sys.stdout.buffer.flush()
 
 
 @app.command()
-def decode(model: ModelFile, side: Side = "tgt", ids: Annotated[bool, typer.Option("--ids")] = False) -> None:
+def decode(
+    model: ModelFile,
+    side: Side = "tgt",
+    ids: Annotated[bool, typer.Option("--ids", help="Numbers instead of pieces.")] = False,
+) -> None:
     """Pieces (or numbers, with --ids) on stdin back to text on stdout, line by line."""
     from nmt.text.lines import clean, read_lines
 
@@ -82,7 +94,7 @@ def decode(model: ModelFile, side: Side = "tgt", ids: Annotated[bool, typer.Opti
     for number, line in enumerate(read_lines(sys.stdin.buffer), start=1):
         try:
             text = tokenizer.decode_pieces(line.split(" ") if line else [], side=side, ids=ids)
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, TypeError, OverflowError) as error:
             raise DataError(f"stdin, line {number}: not a line of {'piece numbers' if ids else 'pieces'}.") from error
         _write_line(clean(text))
 

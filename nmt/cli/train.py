@@ -16,7 +16,7 @@ def train(
     config: Annotated[Path | None, typer.Argument(help="A TOML recipe, as in configs/.")] = None,
     src: Annotated[Path | None, typer.Option(help="Source text, instead of CONFIG: the recipe is chosen.")] = None,
     tgt: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<config name>]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder. [runs/<name of CONFIG or of --src>]")] = None,
     data: Annotated[str | None, typer.Option(help="Folder of the config's text files: replaces [data] dir.")] = None,
     cache: Annotated[Path | None, typer.Option(help="Folder for tokenizer and token cache. [RUN/cache]")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")] = None,

@@ -69,8 +69,8 @@ def _read_text_pair(src_path: Path, tgt_path: Path, say: Say) -> Iterator[Chunk]
                 num_tgt = total + len(tgt) + sum(1 for _ in tgt_lines)
                 raise DataError(
                     f"{src_path} has {num_src:,} lines but {tgt_path} has {num_tgt:,}: line k of one must be the "
-                    f"translation of line k of the other. Lines are separated by \\n alone; look for a line that was "
-                    f"split or lost near the end of the shorter file's good part."
+                    f"translation of line k of the other. Lines are separated by \\n alone; look for the first "
+                    f"line that is no longer the other's translation: there one was split or lost."
                 )
             if not src:
                 break
@@ -146,4 +146,7 @@ def _open(path: Path) -> BinaryIO:
     try:
         return open_text(path)
     except DataError as error:
-        raise DataError(f"{error} Relative paths are resolved against [data] dir (or --data).") from error
+        raise DataError(
+            f"{error} Relative paths are resolved against [data] dir (or --data), and the ending of a prefix is "
+            f"data.src_lang or data.tgt_lang."
+        ) from error

@@ -94,9 +94,9 @@ def pick_device(name: str) -> torch.device:
     available = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
     if name == "auto":
         return torch.device(next(kind for kind in ("cuda", "mps", "cpu") if available[kind]))
-    kind, _, index = name.partition(":")
+    kind, colon, index = name.partition(":")
     count = torch.cuda.device_count() if kind == "cuda" else 1
-    if not available.get(kind, False) or (index and not (index.isdecimal() and int(index) < count)):
+    if not available.get(kind, False) or (colon and not (index.isdecimal() and int(index) < count)):
         usable = ", ".join(kind for kind, there in available.items() if there)
         raise ConfigError(f"--device {name} is not available here; this machine has: auto, {usable}.")
     return torch.device(name)

@@ -23,9 +23,15 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write a file atomically: readers see the old content or the new. Raises: StorageError."""
+    """Write a file atomically: readers see the old content or the new. Raises: StorageError.
+
+    A device or pipe, such as /dev/null, is written to and not replaced.
+    """
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
+        if path.exists() and not path.is_file():
+            path.write_bytes(data)
+            return
         write_file(temporary, data)
         os.replace(temporary, path)
         sync_folder(path.parent)

@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 MANIFEST = "manifest.json"
+_MAX_MANIFEST_BYTES = 1 << 20
 
 
 def file_sha256(path: Path) -> str:
@@ -23,10 +24,16 @@ def manifest_of(folder: Path) -> bytes:
 def damage(folder: Path, *, hashes: bool = True) -> str | None:
     """What is wrong with a folder by its manifest, or None if it is whole.
 
-    With `hashes=False` only names and sizes are compared, which does not read the files.
+    Every file must be listed, a README.md that somebody added excepted, and nothing but regular files is opened. With
+    `hashes=False` only names and sizes are compared, which does not read the files.
     """
+    manifest = folder / MANIFEST
     try:
-        entries = json.loads((folder / MANIFEST).read_bytes())["files"]
+        if not manifest.is_file():
+            return f"{MANIFEST} is missing"
+        if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
+            return f"{MANIFEST} is larger than {_MAX_MANIFEST_BYTES:,} bytes"
+        entries = json.loads(manifest.read_bytes())["files"]
         for name, entry in entries.items():
             path = folder / name
             if not path.is_file():
@@ -35,8 +42,10 @@ def damage(folder: Path, *, hashes: bool = True) -> str | None:
                 return f"{name} has {path.stat().st_size} bytes, its manifest says {entry['bytes']}"
             if hashes and file_sha256(path) != entry["sha256"]:
                 return f"{name} was changed: its sha256 is not the manifest's"
-    except FileNotFoundError:
-        return f"{MANIFEST} is missing"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        for path in folder.rglob("*"):
+            name = path.relative_to(folder).as_posix()
+            if not path.is_dir() and name not in (*entries, MANIFEST, "README.md"):
+                return f"{name} is not in its manifest"
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__})"
     return None

@@ -49,9 +49,12 @@ class TrainState:
     scores: dict[str, float] = field(default_factory=dict)
 
     def add_score(self, score: float) -> bool:
-        """Record the validation of the current update. Returns: whether it is the best so far."""
+        """Record the validation of the current update. Returns: whether it is the best so far.
+
+        Of equals the later is the better: BLEU stays at 0 while a young model learns.
+        """
         best = self.scores.get(str(self.best_update))
-        better = best is None or score > best
+        better = best is None or score >= best
         self.scores[str(self.update)] = score
         self.best_update = self.update if better else self.best_update
         self.worse_in_a_row = 0 if better else self.worse_in_a_row + 1
@@ -97,8 +100,8 @@ def newest_whole(run: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
 
 
 def best_updates(state: TrainState, count: int) -> list[int]:
-    """Updates by score, best first; of equals the earlier."""
-    return sorted(map(int, state.scores), key=lambda update: (-state.scores[str(update)], update))[:count]
+    """Updates by score, best first; of equals the later."""
+    return sorted(map(int, state.scores), key=lambda update: (-state.scores[str(update)], -update))[:count]
 
 
 def prune(run: Path, keep: Collection[Path]) -> None:

@@ -4,7 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,16 +28,21 @@ class TrainingLog:
         self._board: Any = None
 
     def say(self, text: str) -> None:
-        """A line for the user."""
-        if not self._quiet:
-            self._console.print(text, markup=False, soft_wrap=True)
+        """A line for the user. Training goes on when nobody reads them any more."""
+        if self._quiet:
+            return
+        if self._bar is not None:
+            self._bar.console.print(text, markup=False, soft_wrap=True)
+            return
+        with suppress(OSError):
+            print(text, file=sys.stderr, flush=True)  # noqa: T201
 
     @contextmanager
     def recording(self, run: Path, update: int) -> Iterator[None]:
         """Within the block records go to RUN/log.jsonl, which is first cut back to `update`, and to TensorBoard."""
         self._file = run / LOG
         if self._file.is_file():
-            kept = [line for line in self._file.read_text().splitlines() if _update_of(line) <= update]
+            kept = [line for line in self._file.read_text(errors="replace").splitlines() if _update_of(line) <= update]
             replace_file(self._file, "".join(f"{line}\n" for line in kept).encode())
         self._board = _tensorboard(run, update)
         if self._console.is_terminal and not self._quiet:

@@ -101,6 +101,7 @@ def _open(
     check_metrics(config)
     _write_config(run, config, earlier)
     tokenizer = _tokenizer_of(run) if earlier else start.tokenizer if start else None
+    log.say(f"run folder: {run}")
     prepared = prepare(config, cache or run / "cache", log.say, tokenizer=tokenizer, threads=threads)
     keep_freed_pages()  # from here on: what the tokenizer's training freed goes back to the system
     torch.manual_seed(config.training.seed)

@@ -19,7 +19,7 @@ from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
 from nmt.config import Config
 from nmt.data.batching import Batch, BatchStream, Position, widest_batch
 from nmt.data.prepare import Prepared
-from nmt.errors import ConfigError, DivergedError, Interrupted
+from nmt.errors import BundleError, ConfigError, DivergedError, Interrupted
 from nmt.storage.atomic import atomic_folder
 from nmt.storage.manifest import damage
 from nmt.training.checkpoint import (
@@ -38,6 +38,7 @@ from nmt.training.optim import learning_rate, make_optimizer
 from nmt.training.progress import TrainingLog
 from nmt.training.validation import oriented, validate
 
+MAX_SILENCE_S = 30.0  # then a line is written between two of log_every
 MAX_SKIPPED_IN_A_ROW = 30  # fp16 updates without a finite gradient, while the loss scale is still falling
 
 
@@ -71,9 +72,14 @@ class Trainer:
     def resume(self) -> None:
         """Go on from the newest checkpoint that is whole, if there is one; damaged ones are set aside.
 
-        Raises: ConfigError (the training text is not the one the run began with).
+        Raises: ConfigError (the training text is not the one the run began with), BundleError (none is whole).
         """
         checkpoint, damaged = newest_whole(self.run)
+        if checkpoint is None and damaged:
+            raise BundleError(
+                f"No checkpoint of {self.run} is whole: {damaged[0][0].name}: {damaged[0][1]}. Restore one, or give "
+                f"another --out to begin anew."
+            )
         for folder, problem in damaged:
             aside = folder.with_name(f"{folder.name}.damaged")
             shutil.rmtree(aside, ignore_errors=True)
@@ -157,10 +163,10 @@ class Trainer:
         state.epoch, state.batch_index = self.stream.position.epoch, self.stream.position.index
         state.minutes = self._minutes_offset + time.monotonic() / 60
         self._since_record.tokens += num_tokens
-        if state.update % config.log_every == 0:
+        silent_s = time.monotonic() - self._since_record.began
+        if state.update % config.log_every == 0 or silent_s > MAX_SILENCE_S:
             sums, self._since_record = self._since_record, _Sums()
-            seconds = time.monotonic() - sums.began
-            means = {"loss": float(sums.loss) / sums.tokens, "tokens/s": sums.tokens / seconds}
+            means = {"loss": float(sums.loss) / sums.tokens, "tokens/s": sums.tokens / silent_s}
             self._record("update", {**means, "lr": rate, "grad_norm": grad_norm})
 
     def _step(self, rate: float, batches: list[Batch]) -> float:
@@ -213,10 +219,8 @@ class Trainer:
     def _save(self) -> None:
         config = self.config.training
         self.state.scaler = self.scaler.state_dict()
-        shutil.rmtree(
-            self.run / "bundle", ignore_errors=True
-        )  # of an end that is left behind; the best checkpoint serves
         save_checkpoint(self.run, self.bundle, self.optimizer, self.state)
+        shutil.rmtree(self.run / "bundle", ignore_errors=True)  # of an end left behind; the best checkpoint serves
         last = self._scheduled_checkpoints()[-config.keep_last :]
         best = [self._checkpoint(update) for update in best_updates(self.state, config.keep_best)]
         prune(self.run, keep={*last, *best, self._checkpoint(self.state.update)})

@@ -226,3 +226,13 @@ def test_remove_stale_puts_back_what_was_moved_aside(tmp_path: Path) -> None:
 
 def test_remove_stale_of_a_missing_folder(tmp_path: Path) -> None:
     remove_stale(tmp_path / "none")
+
+
+def test_a_device_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    replace_file(pipe, b"text")
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo()

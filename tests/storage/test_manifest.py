@@ -1,6 +1,7 @@
 """Manifests find every kind of damage."""
 
 import json
+import os
 import random
 import shutil
 from collections.abc import Callable
@@ -121,3 +122,27 @@ def test_no_manifest_is_damage(folder: Path, tmp_path: Path) -> None:
     (folder / MANIFEST).unlink()
     assert damage(folder) == f"{MANIFEST} is missing"
     assert damage(tmp_path / "none") == f"{MANIFEST} is missing"
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_regular_file_is_never_opened(tmp_path: Path) -> None:
+    """A pipe in place of a file would hang its reader, an endless device fill its memory."""
+    for name, make in (("manifest.json", os.mkfifo), ("manifest.json", lambda path: os.symlink("/dev/zero", path))):
+        folder = tmp_path / make.__name__
+        folder.mkdir()
+        make(folder / name)
+        assert damage(folder) == "manifest.json is missing"
+
+
+def test_a_file_that_the_manifest_does_not_list_is_damage(tmp_path: Path) -> None:
+    (tmp_path / "weights").write_text("x")
+    (tmp_path / "manifest.json").write_text('{"files": {}}')
+    assert damage(tmp_path) == "weights is not in its manifest"
+    (tmp_path / "weights").rename(tmp_path / "README.md")
+    assert damage(tmp_path) is None
+
+
+@pytest.mark.parametrize("text", ["[" * 200_000, '{"files":' * 100_000])
+def test_a_deep_manifest_is_damage(text: str, tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text(text)
+    assert "cannot be read" in str(damage(tmp_path))
