@@ -5,6 +5,7 @@
 """
 
 import json
+import math
 import shutil
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
@@ -49,14 +50,15 @@ class TrainState:
     scores: dict[str, float] = field(default_factory=dict)
 
     def add_score(self, score: float) -> bool:
-        """Record the validation of the current update. Returns: whether it is the best so far.
+        """Record the validation of the current update. Returns: whether it is better than all before.
 
-        Of equals the later is the better: BLEU stays at 0 while a young model learns.
+        Of equals the later becomes the best checkpoint (BLEU stays at 0 while a young model learns), but it does not
+        count as better.
         """
-        best = self.scores.get(str(self.best_update))
-        better = best is None or score >= best
+        best = self.scores.get(str(self.best_update), -math.inf)
+        better = not self.scores or score > best
         self.scores[str(self.update)] = score
-        self.best_update = self.update if better else self.best_update
+        self.best_update = self.update if score >= best else self.best_update
         self.worse_in_a_row = 0 if better else self.worse_in_a_row + 1
         return better
 

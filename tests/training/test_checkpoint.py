@@ -117,7 +117,7 @@ def test_add_score() -> None:
     for update, score in ((2, 1.0), (4, 3.0), (6, 3.0), (8, -np.inf), (10, 3.5), (12, 0.0)):
         state.update = update
         seen.append((state.add_score(score), state.best_update, state.worse_in_a_row))
-    assert seen == [(True, 2, 0), (True, 4, 0), (False, 4, 1), (False, 4, 2), (True, 10, 0), (False, 10, 1)]
+    assert seen == [(True, 2, 0), (True, 4, 0), (False, 6, 1), (False, 6, 2), (True, 10, 0), (False, 10, 1)]
     assert TrainState(**json.loads(json.dumps(asdict(state)))) == state
 
 
@@ -129,9 +129,10 @@ def test_best_updates_of_every_sequence(scores: list[float]) -> None:
         state.update = 5 * number
         state.add_score(score)
         every = [5 * n for n in range(1, number + 1)]
-        assert best_updates(state, 3) == sorted(every, key=lambda u: (-scores[u // 5 - 1], u))[:3]
+        assert best_updates(state, 3) == sorted(every, key=lambda u: (-scores[u // 5 - 1], -u))[:3]
         assert best_updates(state, 1) == [state.best_update]
-        assert state.worse_in_a_row == number - state.best_update // 5
+        improved = max(n for n in range(number) if n == 0 or scores[n] > max(scores[:n]))
+        assert state.worse_in_a_row == number - 1 - improved
 
 
 def test_prune_deletes_the_others(tmp_path: Path) -> None:

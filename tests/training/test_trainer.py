@@ -487,7 +487,7 @@ def test_last_and_best_survive_every_sequence(
             keeper.state.update = every[-1]
             keeper.state.add_score(score_now)
             keeper._save()
-            by_score = sorted(every, key=lambda u: (-scores[u // 4 - 1], u))
+            by_score = sorted(every, key=lambda u: (-scores[u // 4 - 1], -u))
             wanted = set(every[-keep_last:]) | set(by_score[:keep_best])
             assert {int(c.name[5:]) for c in list_checkpoints(keeper.run)} == wanted
             if number in signals:
