@@ -8,6 +8,7 @@ import pytest
 from demo import ROOT, bleu_of, readme_commands, run
 from nmt.data.toy import HELD_OUT, lexemes
 
+pytestmark = pytest.mark.timeout(1200)  # three minutes alone on two cores, far more beside other work
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 

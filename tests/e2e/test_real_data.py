@@ -6,7 +6,7 @@ import pytest
 
 from demo import ROOT, bleu_of, run
 
-pytestmark = [pytest.mark.slow, pytest.mark.real_data]
+pytestmark = [pytest.mark.slow, pytest.mark.real_data, pytest.mark.timeout(1200)]
 SHORT = "--set training.max_minutes=1 --set validation.every=50 --set validation.max_sentences=50"
 
 
