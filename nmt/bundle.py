@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save as serialize_tensors
+from safetensors.torch import save_file
 from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig, Section
-from nmt.errors import BundleError, ConfigError
+from nmt.errors import BundleError, ConfigError, StorageError
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import write_file
 from nmt.storage.manifest import damage
@@ -74,11 +74,16 @@ class Bundle:
         load_weights(model, _read_tensors(folder / "model.safetensors"))
         return cls(config, model.to(device).eval(), tokenizer)
 
-    def write_into(self, folder: Path) -> None:
-        """Write the bundle's files (but the manifest) into an existing folder."""
+    def write_into(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+        """Write the bundle's files (but the manifest) into an existing folder.
+
+        Args:
+            weights: as `weights_of` gives them; those of the model by default.
+        Raises: StorageError, OSError.
+        """
         config = self.config.model_dump(exclude_none=True)
         write_file(folder / "config.json", json.dumps(config, indent=1, ensure_ascii=False).encode())
-        write_file(folder / "model.safetensors", serialize_tensors(weights_of(self.model)))
+        write_tensors(folder / "model.safetensors", weights_of(self.model) if weights is None else weights)
         if self.tokenizer.joint:
             write_file(folder / "tokenizer.model", self.tokenizer.src_model)
         else:
@@ -87,8 +92,20 @@ class Bundle:
 
 
 def weights_of(model: Transformer) -> dict[str, Tensor]:
-    """The model's parameters on the CPU, tied ones once."""
-    return {name: parameter.detach().cpu().contiguous() for name, parameter in model.named_parameters()}
+    """The model's parameters, tied ones once; they share its memory."""
+    return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write a safetensors file without a copy in memory; the caller syncs it. Raises: StorageError."""
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        raise StorageError(
+            f"Cannot write {path} ({size:,} bytes): {error}. Nothing that was there before is lost; free space or "
+            f"permissions, then run the same command again."
+        ) from error
 
 
 def load_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:

@@ -140,7 +140,7 @@ class TrainingConfig(Section):
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     tokens_per_batch: int = Field(default=4096, ge=16, le=10_000_000)  # padded tokens of the longer side
-    accumulation: int = Field(default=1, ge=1, le=1024)  # micro-batches an update
+    accumulation: int = Field(default=1, ge=1, le=1024)  # micro-batches an update, on each rank
     learning_rate: float = Field(default=5e-4, gt=0.0, le=10.0)  # the peak, reached after warm-up
     warmup_updates: int = Field(default=4000, ge=0, le=1_000_000)
     schedule: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"
@@ -159,6 +159,7 @@ class TrainingConfig(Section):
     keep_best: int = Field(default=1, ge=1, le=1000)
     average: Literal["last", "best"] = "last"
     average_count: int = Field(default=5, ge=1, le=1000)  # checkpoints averaged into the final bundle
+    rank_timeout_s: float = Field(default=600.0, ge=1.0, le=1e6)  # of several ranks: one that is silent longer is lost
     init_from: str | None = None  # a bundle or run folder: its weights and tokenizer; [tokenizer] is then not used
 
     @model_validator(mode="after")

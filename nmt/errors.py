@@ -1,7 +1,7 @@
 """The errors a user can meet, each with the exit code of its kind.
 
 Messages are one clear paragraph: what is wrong, where (file, line or key) and the way out. The command line
-prints the message alone; `--debug` adds the traceback.
+prints the message alone; `--debug` adds the traceback. An empty message says that another rank of the run told it.
 """
 
 
@@ -36,9 +36,13 @@ class BundleError(NmtError):
 
 
 class DivergedError(NmtError):
-    """Training produced NaN or infinity."""
+    """Training produced NaN or infinity, a hopeless loss, or ranks whose weights differ."""
 
     exit_code = 6
+
+
+class RankError(NmtError):
+    """Another process of the run ended, hangs or cannot be reached."""
 
 
 class Interrupted(BaseException):

@@ -15,7 +15,7 @@ from nmt.bundle import Bundle, find_bundle, list_checkpoints, weights_of
 from nmt.config import TrainingConfig
 from nmt.errors import BundleError
 from nmt.storage.manifest import MANIFEST, manifest_of
-from nmt.training.checkpoint import TrainState, save_checkpoint
+from nmt.training.checkpoint import Snapshot, TrainState, save_checkpoint
 from nmt.training.optim import make_optimizer
 
 
@@ -265,7 +265,7 @@ def checkpoints(run: Path, scores: dict[int, float]) -> None:
     for update, score in scores.items():
         state.update = update
         state.add_score(score)
-        save_checkpoint(run, bundle, optimizer, state)
+        save_checkpoint(run, Snapshot.take(bundle, optimizer, state))
 
 
 def test_a_bundle_is_itself_and_a_run_with_one_is_that(tmp_path: Path) -> None:

@@ -52,6 +52,8 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 def _report(message: str, code: int, debug: bool) -> int:
+    if not message:  # another rank of the run told it
+        return code
     with suppress(OSError):  # a full or closed stderr must not change the exit code
         if debug:
             traceback.print_exc()

@@ -1,5 +1,6 @@
 """`nmt train`."""
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -7,6 +8,7 @@ import typer
 
 from nmt.cli.options import Device, Quiet, Threads, use_threads
 from nmt.errors import ConfigError
+from nmt.training.interrupt import StopRequest
 
 if TYPE_CHECKING:
     from nmt.config import Config
@@ -24,29 +26,55 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show data, size, memory and time; train nothing.")
     ] = False,
+    allow_changed: Annotated[
+        list[str] | None,
+        typer.Option(help="config, data or world: resume a run although this changed; it then ends otherwise."),
+    ] = None,
     device: Device = "auto",
     threads: Threads = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train a model, or resume a run: raw parallel text to tokenizer, token cache and model."""
-    overrides = list(set_ or [])
-    overrides += [f"training.seed={seed}"] if seed is not None else []
-    if data is not None and config is None:
-        raise ConfigError("--data goes with a CONFIG; with --src and --tgt give the files' whole paths.")
-    recipe, name = _recipe(config, src, tgt, overrides, device)
-    if data is not None:
-        recipe = recipe.replace(data={"dir": data})
-    run = out or Path("runs") / name
-    from nmt.training import run as training
+    stop = StopRequest(patient=under_torchrun())
+    with stop.handle_signals():  # before torch is imported, which takes seconds
+        overrides = list(set_ or [])
+        overrides += [f"training.seed={seed}"] if seed is not None else []
+        if data is not None and config is None:
+            raise ConfigError("--data goes with a CONFIG; with --src and --tgt give the files' whole paths.")
+        recipe, name = _recipe(config, src, tgt, overrides, device)
+        if data is not None:
+            recipe = recipe.replace(data={"dir": data})
+        run = out or Path("runs") / name
+        from nmt.training import run as training
 
-    use_threads(threads)
-    if dry_run:
-        facts = training.dry_run(recipe, run, device=device, cache=cache, threads=threads, quiet=quiet)
-        for key, value in facts.items():
-            typer.echo(f"{key}: {value}")
-        return
-    bundle = training.train(recipe, run, device=device, cache=cache, threads=threads, quiet=quiet)
-    typer.echo(bundle)
+        use_threads(threads)
+        if dry_run:
+            facts = training.dry_run(recipe, run, device=device, cache=cache, threads=threads, quiet=quiet)
+            for key, value in facts.items():
+                typer.echo(f"{key}: {value}")
+            return
+        bundle = training.train(
+            recipe,
+            run,
+            device=device,
+            cache=cache,
+            threads=threads,
+            quiet=quiet,
+            allow_changed=allow_changed or (),
+            stop=stop,
+        )
+        if first_rank():
+            typer.echo(bundle)
+
+
+def under_torchrun() -> bool:
+    """Whether this is one of several processes that torchrun started."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def first_rank() -> bool:
+    """Whether this process is the one that talks to the user."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 def _recipe(
@@ -63,6 +91,7 @@ def _recipe(
         tables = preset_for_files(src, tgt, device)
         apply_overrides(tables, overrides)
         recipe = parse_config(tables, where="the chosen recipe")
-        typer.echo(f"the recipe chosen for these files:\n\n{recipe.to_toml()}", err=True)
+        if first_rank():
+            typer.echo(f"the recipe chosen for these files:\n\n{recipe.to_toml()}", err=True)
         return recipe, src.stem
     raise ConfigError("Give either a CONFIG, or --src FILE with --tgt FILE.")

@@ -97,23 +97,37 @@ class BatchStream:
 
     def next(self) -> Batch:
         """The next batch; moves `position` on."""
-        batch = make_batch(self._cache, self._plan.indices(self.position.index), self._special)
+        return self.batch(self.draw())
+
+    def draw(self) -> Ids:
+        """The pairs of the next batch, int64 (B,); moves `position` on."""
+        pairs = self._plan.indices(self.position.index)
         if self.position.index + 1 < len(self._plan):
             self.position = Position(self.position.epoch, self.position.index + 1)
         else:
             self.position = Position(self.position.epoch + 1, 0)
             self._plan = self._plan_of(self.position.epoch)
-        return batch
+        return pairs
+
+    def num_tokens(self, pairs: Ids) -> int:
+        """Real target tokens of these pairs."""
+        return int(self._cache.tgt_lengths[pairs].sum())
+
+    def batch(self, pairs: Ids) -> Batch:
+        """Collate these pairs."""
+        return make_batch(self._cache, pairs, self._special)
 
     def _plan_of(self, epoch: int) -> BatchPlan:
         cache = self._cache
         return BatchPlan(cache.src_lengths, cache.tgt_lengths, self._tokens_per_batch, self._seed, epoch)
 
 
-def once_each(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) -> Iterator[Batch]:
-    """Every pair once, in batches of similar length, in a fixed order: for validation."""
+def once_each(
+    cache: TokenCache, special: SpecialIds, tokens_per_batch: int, rank: int = 0, world: int = 1
+) -> Iterator[Batch]:
+    """Every pair once, in batches of similar length, in a fixed order: for validation. A rank has its share of them."""
     plan = BatchPlan(cache.src_lengths, cache.tgt_lengths, tokens_per_batch, seed=0, epoch=0)
-    for number in range(len(plan)):
+    for number in range(rank, len(plan), world):
         yield make_batch(cache, plan.indices(number), special)
 
 

@@ -3,11 +3,14 @@
 Everything made is kept under a cache folder, keyed by the content it was made from, and found again there.
 """
 
+import base64
 import hashlib
 import json
 import os
+import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +22,12 @@ from nmt.data.cache import FORMAT_VERSION, TokenCache, build_cache
 from nmt.data.clean import Scan, scan
 from nmt.data.sources import Chunk, describe, read_chunks
 from nmt.errors import DataError
-from nmt.storage.atomic import remove_stale, replace_file
+from nmt.storage.atomic import atomic_folder, remove_stale, write_file
+from nmt.storage.manifest import damage
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
 Say = Callable[[str], None]
+_MODEL = "tokenizer.model"  # in the folder of a cached tokenizer
 
 
 @dataclass
@@ -40,6 +45,20 @@ class Prepared:
     valid_src: list[str]
     valid_tgt: list[str]
     counts: dict[str, dict[str, int]]
+
+    def to_json(self) -> str:
+        """As one process hands it to others that see the same cache folder."""
+        models = [self.tokenizer.src_model] + ([] if self.tokenizer.joint else [self.tokenizer.tgt_model])
+        encoded = [base64.b64encode(model).decode() for model in models]
+        folders = [str(self.train.folder), str(self.valid.folder)]
+        return json.dumps([encoded, folders, self.valid_src, self.valid_tgt, self.counts])
+
+    @classmethod
+    def from_json(cls, text: str) -> "Prepared":
+        """The other end of `to_json`. Raises: DataError."""
+        models, (train, valid), valid_src, valid_tgt, counts = json.loads(text)
+        tokenizer = Tokenizer(*map(base64.b64decode, models))
+        return cls(tokenizer, TokenCache(Path(train)), TokenCache(Path(valid)), valid_src, valid_tgt, counts)
 
 
 def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | None = None, threads: int = 0) -> Prepared:
@@ -139,16 +158,18 @@ def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Toke
     samples = [train.src_sample + train.tgt_sample] if options.joint else [train.src_sample, train.tgt_sample]
     models = []
     for sample in samples:
-        path = cache / f"tokenizer-{_key(sample, [options.model_dump_json()])[:16]}.model"
-        if not path.is_file():
+        folder = cache / f"tokenizer-{_key(sample, [options.model_dump_json()])[:16]}"
+        if not _is_whole(folder, say):
             say(f"training a {options.type} tokenizer on {len(sample):,} lines")
             if not sample:
                 raise DataError(
                     f"There is no text to train a tokenizer on: of {len(train.keep):,} training pairs, "
                     f"{train.dropped['empty']:,} have an empty side."
                 )
-            replace_file(path, train_sentencepiece(sample, options))
-        models.append(path.read_bytes())
+            with atomic_folder(folder) as temporary, ThreadPoolExecutor(max_workers=1) as thread:
+                # In a thread, since a signal is seen between two steps of Python's main thread, and this takes minutes.
+                write_file(temporary / _MODEL, thread.submit(train_sentencepiece, sample, options).result())
+        models.append((folder / _MODEL).read_bytes())
     tokenizer = Tokenizer(*models)
     for side, size in (("source", tokenizer.src_vocab_size), ("target", tokenizer.tgt_vocab_size)):
         if size < options.vocab_size:
@@ -176,7 +197,7 @@ class _CacheBuilder:
             "format": FORMAT_VERSION,
         }
         folder = self.folder / f"{split}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
-        if not folder.is_dir():
+        if not _is_whole(folder, self.say):
             self.say(f"encoding {int(keep.sum()):,} {split} pairs")
             build_cache(
                 folder,
@@ -188,6 +209,17 @@ class _CacheBuilder:
                 threads=self.threads,
             )
         return TokenCache(folder)
+
+
+def _is_whole(folder: Path, say: Say) -> bool:
+    """Whether something cached is there, every checksum verified; what is damaged is removed, to be made again."""
+    if not folder.is_dir():
+        return False
+    problem = damage(folder)
+    if problem:
+        say(f"warning: {folder} is damaged: {problem}; making it again")
+        shutil.rmtree(folder)
+    return problem is None
 
 
 def _counts(read: int, dropped: Counter[str], cache: TokenCache) -> dict[str, int]:

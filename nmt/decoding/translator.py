@@ -3,7 +3,7 @@
 Line k in is line k out.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -51,13 +51,18 @@ class Translator:
         )
         self._batch_rows, self._batch_tokens = batch_rows, batch_tokens
 
-    def translate(self, lines: Sequence[str]) -> list[str]:
-        """Translate each line; as many come out as went in. A blank line stays blank and never meets the model."""
+    def translate(self, lines: Sequence[str], before_batch: Callable[[], None] = lambda: None) -> list[str]:
+        """Translate each line; as many come out as went in. A blank line stays blank and never meets the model.
+
+        Args:
+            before_batch: called before each batch; what it raises ends the work.
+        """
         translations = [""] * len(lines)
         cleaned = [clean(line) for line in lines]
         places = [place for place, line in enumerate(cleaned) if line]
         encoded = dict(zip(places, self.bundle.tokenizer.encode_src([cleaned[p] for p in places]), strict=True))
         for batch in self._batches(encoded):
+            before_batch()
             for place, hypotheses in zip(batch, self.search([encoded[place] for place in batch]), strict=True):
                 translations[place] = clean(self.bundle.tokenizer.decode(hypotheses[0].ids))
         return translations

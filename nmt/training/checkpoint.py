@@ -4,19 +4,22 @@
 `state.json` (a few integers and the scores so far). It appears complete or not at all; no pickle anywhere.
 """
 
+import copy
 import json
 import math
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 from safetensors.torch import load as deserialize_tensors
-from safetensors.torch import save as serialize_tensors
 from torch import Tensor
 
-from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
+from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights, weights_of, write_tensors
+from nmt.errors import BundleError
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import atomic_folder, write_file
 from nmt.storage.manifest import damage
@@ -34,6 +37,11 @@ class TrainState:
         minutes: of training, summed over resumes.
         scores: the decisive metric (oriented so that more is better) by update.
         worse_in_a_row: validations since the best one.
+        world: ranks that shared the updates.
+        batches_per_update: micro-batches of an update, all ranks together.
+        parts: into how many a micro-batch is split to fit into memory, learnt when it ran out.
+        torch: version of torch that wrote this.
+        unlogged_loss, unlogged_tokens: of the updates since the last line of the log, all ranks together.
     """
 
     data: str = ""
@@ -47,6 +55,12 @@ class TrainState:
     worse_in_a_row: int = 0
     scaler: dict[str, float] = field(default_factory=dict)  # fp16's loss scale; empty otherwise
     skipped_in_a_row: int = 0
+    world: int = 1
+    batches_per_update: int = 0  # 0: of an nmt that did not write it down
+    parts: int = 1
+    torch: str = ""
+    unlogged_loss: float = 0.0
+    unlogged_tokens: int = 0
     scores: dict[str, float] = field(default_factory=dict)
 
     def add_score(self, score: float) -> bool:
@@ -63,20 +77,81 @@ class TrainState:
         return better
 
 
-def save_checkpoint(run: Path, bundle: Bundle, optimizer: torch.optim.AdamW, state: TrainState) -> Path:
-    """Commit a checkpoint of the current update. Raises: StorageError."""
-    folder = run / "checkpoints" / checkpoint_name(state.update)
+@dataclass(frozen=True)
+class Snapshot:
+    """A checkpoint in memory: nothing in it changes when training goes on."""
+
+    bundle: Bundle  # for its config and tokenizer; its model moves on
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    state: TrainState
+
+    @classmethod
+    def take(cls, bundle: Bundle, optimizer: torch.optim.AdamW, state: TrainState) -> "Snapshot":
+        """Copy weights, moments and state to the CPU's memory."""
+        weights = {name: _copied(tensor) for name, tensor in weights_of(bundle.model).items()}
+        moments = {name: _copied(tensor) for name, tensor in _moments(bundle.model, optimizer).items()}
+        return cls(bundle, weights, moments, copy.deepcopy(state))
+
+
+class CheckpointWriter:
+    """Writes checkpoints in a thread, one after another, while training goes on."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending: Future[None] | None = None
+
+    def write(self, snapshot: Snapshot, keep: Callable[[], Collection[Path]]) -> None:
+        """Commit a snapshot, then delete all checkpoints but `keep()`. Waits for the one before.
+
+        Raises: StorageError (of the one before).
+        """
+        self.wait()
+        self._pending = self._thread.submit(self._write, snapshot, keep)
+
+    def check(self) -> None:
+        """Raises: StorageError, if the last write has failed by now."""
+        if self._pending is not None and self._pending.done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait until all is written. Raises: StorageError."""
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
+
+    @contextmanager
+    def finishing(self) -> Iterator[None]:
+        """At the end of the block, whatever ends it, what was handed over is written."""
+        try:
+            yield
+        finally:
+            self.wait()
+
+    def _write(self, snapshot: Snapshot, keep: Callable[[], Collection[Path]]) -> None:
+        save_checkpoint(self._run, snapshot)
+        # A final bundle of an end that was left behind: until the next end the best checkpoint serves.
+        shutil.rmtree(self._run / "bundle", ignore_errors=True)
+        prune(self._run, keep=keep())
+
+
+def save_checkpoint(run: Path, snapshot: Snapshot) -> Path:
+    """Commit a checkpoint. Raises: StorageError."""
+    folder = run / "checkpoints" / checkpoint_name(snapshot.state.update)
     with atomic_folder(folder) as temporary:
-        bundle.write_into(temporary)
-        moments = serialize_tensors(_moments(bundle.model, optimizer))
-        write_file(temporary / "optimizer.safetensors", moments)
-        write_file(temporary / "state.json", json.dumps(asdict(state)).encode())
+        snapshot.bundle.write_into(temporary, snapshot.weights)
+        write_tensors(temporary / "optimizer.safetensors", snapshot.moments)
+        write_file(temporary / "state.json", json.dumps(asdict(snapshot.state)).encode())
     return folder
 
 
 def load_state(folder: Path) -> TrainState:
-    """Read `state.json` of a checkpoint."""
-    return TrainState(**json.loads((folder / "state.json").read_bytes()))
+    """Read `state.json` of a checkpoint; what an older nmt did not write keeps its default. Raises: BundleError."""
+    try:
+        return TrainState(**json.loads((folder / "state.json").read_bytes()))
+    except (TypeError, ValueError) as error:
+        raise BundleError(f"{folder / 'state.json'} is of a newer nmt: use the nmt that wrote it.") from error
 
 
 def restore(folder: Path, model: Transformer, optimizer: torch.optim.AdamW) -> TrainState:
@@ -122,9 +197,13 @@ def average(folders: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
 
 
+def _copied(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True).contiguous()
+
+
 def _moments(model: Transformer, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     return {
-        f"{name}.{key}": value.detach().cpu().contiguous()
+        f"{name}.{key}": value
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }

@@ -1,24 +1,35 @@
-"""SIGTERM and SIGINT: finish the update, save, stop with exit code 143 or 130."""
+"""SIGTERM and SIGINT: finish the update, save, stop with exit code 143 or 130. Standard library only.
+
+The command installs the handlers before torch is imported.
+"""
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
-
-from nmt.errors import Interrupted
 
 
 class StopRequest:
-    """Remembers the first signal while work that must be finished runs; a second signal ends the process at once."""
+    """What a signal does: end the process at once, or be remembered while there is something to save.
 
-    def __init__(self) -> None:
+    While a run starts nothing is lost by ending: what is prepared appears complete or not at all. Inside `deferred` the
+    first signal is remembered in `signal_number`, which the work looks at; a second one ends the process at once.
+
+    Args:
+        patient: remember further signals too. Under torchrun one Ctrl-C or one preemption arrives several times: from
+            the terminal or the scheduler, and again from torchrun, which kills after 30 seconds.
+    """
+
+    def __init__(self, *, patient: bool = False) -> None:
         self.signal_number: int | None = None
+        self._patient = patient
         self._deferring = False
 
     @contextmanager
     def handle_signals(self) -> Iterator[None]:
-        """Within the block SIGTERM and SIGINT raise `Interrupted`, or are remembered inside `deferred`."""
+        """Within the block SIGTERM and SIGINT are ours."""
         previous = {number: signal.signal(number, self._receive) for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
@@ -28,7 +39,7 @@ class StopRequest:
 
     @contextmanager
     def deferred(self) -> Iterator[None]:
-        """Within the block signals are only remembered: the block looks at `signal_number` where it can stop."""
+        """Within the block signals are remembered: the block looks at `signal_number` where it can stop."""
         self._deferring = True
         try:
             yield
@@ -37,7 +48,10 @@ class StopRequest:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         if not self._deferring:
-            raise Interrupted(number, "Stopped before training began; what was prepared is kept.")
-        if self.signal_number is not None:
+            # Not an exception: raised inside an import or a finaliser it might be lost.
+            with suppress(OSError, RuntimeError):  # RuntimeError: stderr was being written to
+                print("\nnmt: Stopped while starting; what is prepared is kept.", file=sys.stderr, flush=True)  # noqa: T201
+            os._exit(128 + number)
+        if self.signal_number is not None and not self._patient:
             os._exit(128 + number)
         self.signal_number = number

@@ -1,7 +1,9 @@
-"""The C allocator, told to keep its pages."""
+"""Memory: the C allocator told to keep its pages, and how running out is recognised."""
 
 import ctypes
 import sys
+
+import torch
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # from glibc's malloc.h
 _LARGEST = 2**31 - 1
@@ -22,3 +24,8 @@ def keep_freed_pages() -> None:
     if not mallopt(_M_MMAP_THRESHOLD, _LARGEST):  # an older glibc has a ceiling
         mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch could not allocate a tensor. On a CPU that has no exception class of its own."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)

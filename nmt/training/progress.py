@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from nmt.errors import StorageError
 from nmt.storage.atomic import replace_file
 
 LOG = "log.jsonl"
@@ -64,8 +65,15 @@ class TrainingLog:
         """Record one update or validation; `values` holds "update". Outside `recording` it does nothing."""
         if self._file is None:
             return
-        with self._file.open("a") as file:
-            file.write(json.dumps({"kind": kind, **values}) + "\n")
+        line = json.dumps({"kind": kind, **values}) + "\n"
+        try:
+            with self._file.open("a") as file:
+                file.write(line)
+        except OSError as error:
+            raise StorageError(
+                f"Cannot add {len(line):,} bytes to {self._file}: {error.strerror}. The last checkpoint stands; free "
+                f"space or permissions, then run the same command again."
+            ) from error
         if self._board is not None:
             for name, value in values.items():
                 if isinstance(value, int | float) and name != "update":

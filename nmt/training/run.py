@@ -5,12 +5,14 @@ is installed.
 """
 
 import fcntl
+import json
 import math
 import resource
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +27,13 @@ from nmt.model.transformer import Transformer
 from nmt.storage.atomic import remove_stale, replace_file
 from nmt.storage.manifest import damage
 from nmt.text.tokenizer import Tokenizer
+from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
 from nmt.training.memory import keep_freed_pages
 from nmt.training.progress import TrainingLog
+from nmt.training.resume import changed_keys, check_allowed
 from nmt.training.trainer import Trainer
 from nmt.training.validation import check_metrics
-
-LIMITS = ("max_updates", "max_epochs", "max_minutes")
 
 
 def train(
@@ -42,18 +44,30 @@ def train(
     cache: Path | None = None,
     threads: int = 0,
     quiet: bool = False,
+    allow_changed: Collection[str] = (),
+    stop: StopRequest | None = None,
 ) -> Path:
     """Create or resume the run folder `run` and train to its limit. Returns: the final bundle's folder.
+
+    Started by torchrun, every rank calls this with the same arguments.
 
     Args:
         cache: folder of tokenizer and token caches, RUN/cache by default.
         threads: for preparing data; 0 means all cores.
-    Raises: ConfigError, DataError, StorageError, BundleError, DivergedError, Interrupted.
+        allow_changed: what may differ from the run that is resumed: `config`, `data`, `world` (see `resume.ALLOWED`).
+        stop: whose signals end training after the current update; without one signals are left alone.
+    Raises: ConfigError, DataError, StorageError, BundleError, DivergedError, RankError, Interrupted.
     """
-    log, stop = TrainingLog(quiet=quiet), StopRequest()
-    with stop.handle_signals(), _locked(run):
-        trainer = _open(config, run, device, cache, threads, log, stop)
-        trainer.resume()
+    check_allowed(allow_changed)
+    ranks, stop = Ranks.from_environment(), stop or StopRequest()
+    log = TrainingLog(quiet=quiet or not ranks.first)
+    target = _device_of(ranks, device)
+    with ranks.joined(target, config.training.rank_timeout_s), _locked(run) if ranks.first else nullcontext():
+        opened = _Opened.from_json(
+            ranks.from_first("run", lambda: _open(config, run, target, cache, threads, log, allow_changed).to_json())
+        )
+        trainer = _trainer(opened, run, target, log, stop, ranks)
+        trainer.resume(opened.changed, allow_changed)
         return trainer.fit()
 
 
@@ -70,9 +84,10 @@ def dry_run(
 
     Returns: data counts by split, parameters, peak memory in MB, tokens/s, estimated minutes of training.
     """
-    log, stop = TrainingLog(quiet=quiet), StopRequest()
+    log, target = TrainingLog(quiet=quiet), pick_device(device)
     with _locked(run):
-        trainer = _open(config, run, device, cache, threads, log, stop)
+        opened = _open(config, run, target, cache, threads, log)
+        trainer = _trainer(opened, run, target, log, StopRequest(), Ranks())
     trainer.try_widest_batches()
     trainer.one_update()  # the first one is slower
     began, tokens_before = time.monotonic(), trainer.state.tokens
@@ -88,30 +103,82 @@ def dry_run(
     }
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """What rank 0 finds out, for all ranks.
+
+    Attributes:
+        changed: keys of the config that differ from the run's own, as allowed.
+    """
+
+    config: Config
+    prepared: Prepared
+    changed: list[str]
+
+    def to_json(self) -> str:
+        """As it travels between ranks."""
+        return json.dumps([self.config.model_dump(exclude_unset=True), self.prepared.to_json(), self.changed])
+
+    @classmethod
+    def from_json(cls, text: str) -> "_Opened":
+        """The other end of `to_json`."""
+        config, prepared, changed = json.loads(text)
+        return cls(Config.model_validate(config), Prepared.from_json(prepared), changed)
+
+
 def _open(
-    config: Config, run: Path, device: str, cache: Path | None, threads: int, log: TrainingLog, stop: StopRequest
-) -> Trainer:
-    """Resolve the config, check it against the run's own, prepare data and model."""
-    target = pick_device(device)
+    config: Config,
+    run: Path,
+    device: torch.device,
+    cache: Path | None,
+    threads: int,
+    log: TrainingLog,
+    allow_changed: Collection[str] = (),
+) -> _Opened:
+    """Resolve the config, check it against the run's own, prepare the data."""
     remove_stale(run)
     remove_stale(run / "checkpoints")
     earlier = _earlier_config(run)
-    start = Bundle.load(config.training.init_from) if config.training.init_from and earlier is None else None
-    config = resolve(config, target, earlier, start)
+    start = _start(config) if earlier is None else None
+    config = resolve(config, device, earlier, start)
     check_metrics(config)
-    _write_config(run, config, earlier)
+    changed = changed_keys(run, earlier, config, allow_changed) if earlier else []
+    replace_file(run / "config.toml", config.to_toml().encode())
     tokenizer = _tokenizer_of(run) if earlier else start.tokenizer if start else None
     log.say(f"run folder: {run}")
     prepared = prepare(config, cache or run / "cache", log.say, tokenizer=tokenizer, threads=threads)
+    return _Opened(config, prepared, changed)
+
+
+def _trainer(
+    opened: _Opened, run: Path, device: torch.device, log: TrainingLog, stop: StopRequest, ranks: Ranks
+) -> Trainer:
+    """A trainer at update 0."""
+    config = opened.config
     keep_freed_pages()  # from here on: what the tokenizer's training freed goes back to the system
     torch.manual_seed(config.training.seed)
-    bundle = _new_bundle(config, prepared, start)
-    bundle.model.to(target)
+    bundle = _new_bundle(config, opened.prepared, _start(config))
+    bundle.model.to(device)
     log.say(
         f"model: {bundle.model.num_parameters():,} parameters, vocabulary {bundle.config.src_vocab_size:,} and "
-        f"{bundle.config.tgt_vocab_size:,}, {config.training.precision} on {target}"
+        f"{bundle.config.tgt_vocab_size:,}, {config.training.precision} on "
+        + (f"{ranks.world} ranks of {device.type}" if ranks.world > 1 else str(device))
     )
-    return Trainer(config, run, prepared, bundle, log, stop)
+    return Trainer(config, run, opened.prepared, bundle, log, stop, ranks)
+
+
+def _device_of(ranks: Ranks, device: str) -> torch.device:
+    """Under torchrun every rank of a machine takes a GPU of its own."""
+    target = pick_device(device)
+    if ranks.world > 1 and target.type == "cuda":
+        target = pick_device(f"cuda:{ranks.local_rank}")
+        torch.cuda.set_device(target)
+    return target
+
+
+def _start(config: Config) -> Bundle | None:
+    """The model of `training.init_from`."""
+    return Bundle.load(config.training.init_from) if config.training.init_from else None
 
 
 def resolve(config: Config, device: torch.device, earlier: Config | None = None, start: Bundle | None = None) -> Config:
@@ -164,26 +231,6 @@ def _tokenizer_of(run: Path) -> Tokenizer | None:
     """The tokenizer that the run's weights were trained with."""
     whole = (folder for folder in reversed(list_checkpoints(run)) if damage(folder) is None)
     return next((read_tokenizer(folder) for folder in whole), None)
-
-
-def _write_config(run: Path, config: Config, earlier: Config | None) -> None:
-    """Save the resolved config. Raises: ConfigError if the run goes on and its own is another one."""
-    if earlier is not None:
-        before, now = earlier.model_dump(), config.model_dump()
-        to_the_end = config.training.schedule in ("linear", "cosine")
-        free = [key for key in LIMITS if not (to_the_end and key == "max_updates")]
-        changed = [
-            f"{section}.{key} = {now[section][key]!r} (the run has {before[section][key]!r})"
-            for section in now
-            for key in now[section]
-            if now[section][key] != before[section][key] and key not in free
-        ]
-        if changed:
-            raise ConfigError(
-                f"{run} holds a run with another config: {'; '.join(changed)}. Give another --out for a new run, or "
-                f"set these back to go on with this one."
-            )
-    replace_file(run / "config.toml", config.to_toml().encode())
 
 
 @contextmanager

@@ -1,180 +1,238 @@
 """The training loop: batches to updates, validations, checkpoints, and the final bundle.
 
-An update is one optimiser step, over `accumulation` micro-batches whose loss sums are divided by the number of target
-tokens of the whole update. All randomness is a function of (seed, number of the micro-batch), so that a resumed run
-repeats an uninterrupted one.
+An update is one optimiser step, over `batches_per_update` micro-batches that the ranks share; their loss sums are
+divided by the number of target tokens of the whole update. All randomness is a function of (seed, number of the
+micro-batch), so that a resumed run repeats an uninterrupted one.
 """
 
+import json
 import math
-import shutil
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Collection, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
 from nmt.config import Config
-from nmt.data.batching import Batch, BatchStream, Position, widest_batch
+from nmt.data.batching import BatchStream, Ids, Position, widest_batch
 from nmt.data.prepare import Prepared
-from nmt.errors import BundleError, ConfigError, DivergedError, Interrupted
+from nmt.errors import ConfigError, DivergedError, Interrupted
 from nmt.storage.atomic import atomic_folder
 from nmt.storage.manifest import damage
-from nmt.training.checkpoint import (
-    TrainState,
-    average,
-    best_updates,
-    load_state,
-    newest_whole,
-    prune,
-    restore,
-    save_checkpoint,
-)
+from nmt.training.checkpoint import CheckpointWriter, Snapshot, TrainState, average, best_updates, restore
+from nmt.training.distributed import Ranks, checksum
 from nmt.training.interrupt import StopRequest
 from nmt.training.loss import batch_loss
+from nmt.training.memory import is_out_of_memory
 from nmt.training.optim import learning_rate, make_optimizer
 from nmt.training.progress import TrainingLog
+from nmt.training.resume import adopt, choose_checkpoint
 from nmt.training.validation import oriented, validate
 
-MAX_SILENCE_S = 30.0  # then a line is written between two of log_every
+MAX_SILENCE_MINUTES = 0.5  # then a line is written between two of log_every
 MAX_SKIPPED_IN_A_ROW = 30  # fp16 updates without a finite gradient, while the loss scale is still falling
 
 
 @dataclass
 class _Sums:
-    """Of the updates since the last line of the log."""
+    """Of the updates since the last line of the log.
 
-    loss: torch.Tensor | float = 0.0  # on the device: reading it waits for the device
+    Attributes:
+        loss: of this rank; on the device, since reading it waits for the device.
+        tokens: of all ranks.
+        began_minutes, began_tokens: where the run stood when its speed was last measured.
+    """
+
+    loss: Tensor | float = 0.0
     tokens: int = 0
-    began: float = field(default_factory=time.monotonic)
+    began_minutes: float = 0.0
+    began_tokens: int = 0
 
 
 class Trainer:
-    """One run: a model, its optimiser, its data and where it stands."""
+    """One run: a model, its optimiser, its data and where it stands. Every rank has one."""
 
     def __init__(
-        self, config: Config, run: Path, prepared: Prepared, bundle: Bundle, log: TrainingLog, stop: StopRequest
+        self,
+        config: Config,
+        run: Path,
+        prepared: Prepared,
+        bundle: Bundle,
+        log: TrainingLog,
+        stop: StopRequest,
+        ranks: Ranks | None = None,
     ) -> None:
         self.config, self.run, self.prepared, self.bundle = config, run, prepared, bundle
-        self.log, self.stop = log, stop
+        self.log, self.stop, self.ranks = log, stop, ranks or Ranks()
         self.model = bundle.model.train()
         self.pad = bundle.tokenizer.special.pad
         self.device = next(self.model.parameters()).device
         self.optimizer = make_optimizer(self.model, config.training)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.training.precision == "fp16")
-        self.state = TrainState(data=prepared.train.folder.name)
+        self.state = TrainState(
+            data=prepared.train.folder.name,
+            world=self.ranks.world,
+            batches_per_update=config.training.accumulation * self.ranks.world,
+            torch=torch.__version__,
+        )
         self.stream = self._stream_from(Position())
+        self.writer = CheckpointWriter(run)
+        self._saved_update = 0
+        self._signal = 0  # a signal that any rank received, agreed on by all
+        self._losses: dict[int, Tensor] = {}  # of this rank's micro-batches of the current update
         self._since_record = _Sums()
         self._start_clock()
 
-    def resume(self) -> None:
+    def resume(self, changed_keys: Collection[str] = (), allowed: Collection[str] = ()) -> None:
         """Go on from the newest checkpoint that is whole, if there is one; damaged ones are set aside.
 
-        Raises: ConfigError (the training text is not the one the run began with), BundleError (none is whole).
+        Args:
+            changed_keys: of the config, against the run's own; they are allowed to change.
+            allowed: what else may have changed: `data`, `world`.
+        Raises: ConfigError (text, tokenizer or ranks are not those of the run), BundleError (none is whole).
         """
-        checkpoint, damaged = newest_whole(self.run)
-        if checkpoint is None and damaged:
-            raise BundleError(
-                f"No checkpoint of {self.run} is whole: {damaged[0][0].name}: {damaged[0][1]}. Restore one, or give "
-                f"another --out to begin anew."
-            )
-        for folder, problem in damaged:
-            aside = folder.with_name(f"{folder.name}.damaged")
-            shutil.rmtree(aside, ignore_errors=True)
-            folder.rename(aside)
-            self.log.say(f"warning: the checkpoint {folder} is damaged: {problem}; set aside as {aside.name}")
-        if checkpoint is None:
+        name = self.ranks.from_first(
+            "checkpoint", lambda: choose_checkpoint(self.run, self.state, allowed, self.log.say)
+        )
+        if not name:
             return
-        began_with = load_state(checkpoint).data
-        if began_with != self.state.data:
-            raise ConfigError(
-                f"{self.run} began with another training text or tokenizer ({began_with}; now {self.state.data}). "
-                f"Restore them to go on, or give another --out for a new run."
-            )
-        self.state = restore(checkpoint, self.model, self.optimizer)
+        checkpoint = self.run / "checkpoints" / name
+        earlier = restore(checkpoint, self.model, self.optimizer)
+        self.state = adopt(earlier, self.state, changed_keys)
         self.scaler.load_state_dict(self.state.scaler)
         self.stream = self._stream_from(Position(self.state.epoch, self.state.batch_index))
+        self._saved_update = self.state.update
+        self._start_clock()
         self.log.say(
-            f"resuming from {checkpoint} (every checksum verified): update {self.state.update:,}, epoch "
-            f"{self.state.epoch}, {self.state.minutes:.1f} minutes so far"
+            f"resuming from {checkpoint}: update {self.state.update:,}, epoch {self.state.epoch}, "
+            f"{self.state.minutes:.1f} minutes so far; left: {self._left()}"
         )
 
     def fit(self) -> Path:
         """Train until a limit, early stopping or a signal; write the final bundle. Returns: its folder.
 
-        Raises: DivergedError, Interrupted, StorageError.
+        Raises: DivergedError, Interrupted, StorageError, RankError.
         """
         ended, bundle_folder = self._limit_reached(), self.run / "bundle"
-        if ended is not None and damage(bundle_folder) is None:
+        if ended and self.ranks.from_first("bundle damage", lambda: damage(bundle_folder) or "") == "":
             self.log.say(f"this run has ended: {ended}")
             return bundle_folder
         self.try_widest_batches()
-        with self.log.recording(self.run, self.state.update), self.stop.deferred():
+        recording = self.log.recording(self.run, self.state.update) if self.ranks.first else nullcontext()
+        with recording, self.stop.deferred(), self.writer.finishing():
             self._start_clock()
-            while self._limit_reached() is None and self.stop.signal_number is None:
-                self.one_update()
-                self._validate_and_save()
-            if self.stop.signal_number is not None:
-                self._save()
-                raise Interrupted(
-                    self.stop.signal_number,
-                    f"Stopped by a signal after update {self.state.update:,}; the same command goes on from there.",
-                )
-            self.log.say(f"stopping: {self._limit_reached()}")
+            while True:
+                if self._due():
+                    self._validate_and_save()
+                ended = self._limit_reached()
+                if ended or self._signal:
+                    break
+                rates = self.one_update()
+                self._agree()
+                self._record_update(rates)
+                self.writer.check()
+            if self._signal:
+                self._stop_here()
+            self.log.say(f"stopping: {ended}")
             if str(self.state.update) not in self.state.scores:
-                self._validate()
-                self._save()
+                self._validate_and_save()
             return self._write_final_bundle()
 
     def try_widest_batches(self) -> None:
-        """Run the widest batch of every split once, so that what cannot fit fails now and not after hours."""
-        special, training = self.bundle.tokenizer.special, self.config.training
-        for split in (self.prepared.train, self.prepared.valid):
-            widest = widest_batch(split, special, training.tokens_per_batch)
-            try:
-                loss = batch_loss(self.model, widest, self.pad, training.label_smoothing, training.precision)
-                torch.autograd.backward(loss)
-            except torch.OutOfMemoryError as error:
-                raise ConfigError(
-                    f"The widest batch ({widest.src.shape[0]} pairs, {widest.src.shape[1]} source and "
-                    f"{widest.tgt_in.shape[1]} target pieces) does not fit into memory. Lower "
-                    f"training.tokens_per_batch (and raise training.accumulation to keep the size of an update), or "
-                    f"data.max_length."
-                ) from error
-        self.optimizer.zero_grad(set_to_none=True)
+        """Run the widest batch of every split once, so that what cannot fit fails now and not after hours.
 
-    def one_update(self) -> None:
-        """Draw the next micro-batches, sum their gradients, step. Raises: DivergedError."""
+        Raises: ConfigError.
+        """
+        special, training = self.bundle.tokenizer.special, self.config.training
+        widest = widest_batch(self.prepared.train, special, training.tokens_per_batch)
+        self._gradients({0: widest.indices}, widest.num_tokens)
+        self.optimizer.zero_grad(set_to_none=True)
+        widest = widest_batch(self.prepared.valid, special, training.tokens_per_batch)
+        try:
+            with torch.inference_mode():
+                batch_loss(self.model, widest, self.pad, 0.0, training.precision)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _does_not_fit(f"The widest validation batch, {widest.src.shape[0]} pairs,") from error
+
+    def one_update(self) -> dict[str, float]:
+        """Draw the next micro-batches, sum their gradients, step. Returns: `lr` and `grad_norm`.
+
+        Raises: DivergedError, ConfigError, RankError.
+        """
         config, state = self.config.training, self.state
-        batches = [self.stream.next() for _ in range(config.accumulation)]
-        num_tokens = sum(batch.num_tokens for batch in batches)
-        for batch in batches:
-            _seed_dropout(config.seed, state.micro_batches)
-            state.micro_batches += 1
-            loss_sum = batch_loss(self.model, batch, self.pad, config.label_smoothing, config.precision)
-            torch.autograd.backward(self.scaler.scale(loss_sum / num_tokens))
-            self._since_record.loss += loss_sum.detach()
+        drawn = [self.stream.draw() for _ in range(state.batches_per_update)]
+        num_tokens = sum(map(self.stream.num_tokens, drawn))
+        numbered = {state.micro_batches + place: drawn[place] for place in self.ranks.share(len(drawn))}
+        loss = self._gradients(numbered, num_tokens)
+        self.ranks.sum_gradients(self.model)
         rate = learning_rate(state.update + 1, config)
-        grad_norm = self._step(rate, batches)
+        grad_norm = self._step(rate, numbered)
         state.update += 1
+        state.micro_batches += len(drawn)
         state.tokens += num_tokens
         state.epoch, state.batch_index = self.stream.position.epoch, self.stream.position.index
-        state.minutes = self._minutes_offset + time.monotonic() / 60
+        self._since_record.loss += loss
         self._since_record.tokens += num_tokens
-        silent_s = time.monotonic() - self._since_record.began
-        if state.update % config.log_every == 0 or silent_s > MAX_SILENCE_S:
-            sums, self._since_record = self._since_record, _Sums()
-            means = {"loss": float(sums.loss) / sums.tokens, "tokens/s": sums.tokens / silent_s}
-            self._record("update", {**means, "lr": rate, "grad_norm": grad_norm})
+        return {"lr": rate, "grad_norm": grad_norm}
 
-    def _step(self, rate: float, batches: list[Batch]) -> float:
+    def _gradients(self, micro_batches: Mapping[int, Ids], num_tokens: int) -> Tensor:
+        """Sum the gradients of this rank's micro-batches, given by number. Returns: their summed loss.
+
+        When memory runs out all of them are computed again in smaller parts, so no pair is lost or counted twice; the
+        gradient is the same (with dropout its masks are drawn anew).
+        """
+        while True:
+            try:
+                return self._gradients_in_parts(micro_batches, num_tokens)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            self._split_further(max(map(len, micro_batches.values())))  # not above: the error holds on to memory
+
+    def _gradients_in_parts(self, micro_batches: Mapping[int, Ids], num_tokens: int) -> Tensor:
+        config = self.config.training
+        exact = torch.float32 if self.device.type == "mps" else torch.float64
+        self._losses = {}
+        for number, pairs in micro_batches.items():
+            _seed_dropout(config.seed, number)
+            total = torch.zeros((), dtype=exact, device=self.device)
+            for part in np.array_split(pairs, min(self.state.parts, len(pairs))):
+                batch = self.stream.batch(part)
+                loss_sum = batch_loss(self.model, batch, self.pad, config.label_smoothing, config.precision)
+                torch.autograd.backward(self.scaler.scale(loss_sum / num_tokens))
+                total += loss_sum.detach()
+            self._losses[number] = total
+        return sum(self._losses.values(), torch.zeros((), dtype=exact, device=self.device))
+
+    def _split_further(self, rows: int) -> None:
+        """From now on compute micro-batches in twice as many parts. Raises: ConfigError (one row is too much)."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.state.parts >= rows:
+            raise _does_not_fit("Even one sentence pair at a time")
+        self.state.parts *= 2
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        self.log.say(
+            f"warning: out of memory at update {self.state.update + 1:,}: computed again, and from here on, with each "
+            f"micro-batch in {self.state.parts} parts. The updates stay the same; a lower training.tokens_per_batch "
+            f"with more training.accumulation is faster."
+        )
+
+    def _step(self, rate: float, numbered: Mapping[int, Ids]) -> float:
         """Clip, refuse NaN, step the optimiser. Returns: the gradient's norm before clipping."""
         self.scaler.unscale_(self.optimizer)
         longest = self.config.training.clip_norm or math.inf  # 0 means: measure, do not clip
         grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest))
-        self._refuse_non_finite(grad_norm, batches, rate)
+        self._refuse_non_finite(grad_norm, numbered, rate)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.step(self.optimizer)  # under fp16 it leaves the weights alone if the gradient is not finite
@@ -182,7 +240,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return grad_norm
 
-    def _refuse_non_finite(self, grad_norm: float, batches: list[Batch], rate: float) -> None:
+    def _refuse_non_finite(self, grad_norm: float, numbered: Mapping[int, Ids], rate: float) -> None:
         """Stop before the optimiser is touched; under fp16 let the loss scale fall a while first."""
         if math.isfinite(grad_norm):
             self.state.skipped_in_a_row = 0
@@ -190,68 +248,157 @@ class Trainer:
         self.state.skipped_in_a_row += 1
         if self.scaler.is_enabled() and self.state.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW:
             return
-        pairs = np.concatenate([batch.indices for batch in batches])[:20].tolist()
-        raise DivergedError(
-            f"The gradient of update {self.state.update + 1:,} is not finite (learning rate {rate:.3g}, training pairs "
-            f"{pairs} …); the weights were not touched and the last checkpoint stands. A lower training.learning_rate, "
-            f"a longer warmup_updates or clip_norm = 1.0 is the usual cure."
+        guilty = [number for number, loss in self._losses.items() if not math.isfinite(float(loss))]
+        suspects = [pair for number in guilty or numbered for pair in numbered[number].tolist()]
+        of_ranks = self.ranks.collect([str(len(guilty)), *map(str, suspects[:20])])
+        most = max(int(guilty) for guilty, *_ in of_ranks)  # name those of ranks without a finite loss, if any
+        pairs = [int(pair) for guilty, *pairs in of_ranks if int(guilty) or not most for pair in pairs][:20]
+        raise self.ranks.agreed(
+            DivergedError(
+                f"The {'loss' if most else 'gradient'} of update {self.state.update + 1:,} is not finite (learning "
+                f"rate {rate:.3g}, training pairs {pairs} …); the weights were not touched and the last checkpoint "
+                f"stands. A lower training.learning_rate, a longer warmup_updates or clip_norm = 1.0 is the usual cure."
+            )
         )
+
+    def _agree(self) -> None:
+        """What every rank must know alike: a signal, the clock, the split."""
+        now = self._minutes_offset + time.monotonic() / 60
+        known = [float(self.stop.signal_number or 0), now, float(self.state.parts)]
+        signal_number, self.state.minutes, parts = self.ranks.largest(known)
+        self._signal, self.state.parts = int(signal_number), int(parts)
 
     # Validation and checkpoints
 
+    def _due(self) -> bool:
+        """Whether the current update is one to validate or save, and that has not been done."""
+        update = self.state.update
+        validation = update % self.config.validation.every == 0 and str(update) not in self.state.scores
+        every = self.config.training.checkpoint_every
+        saving = every is not None and update % every == 0 and self._saved_update != update
+        return update > 0 and (validation or saving)
+
     def _validate_and_save(self) -> None:
-        validated = self.state.update % self.config.validation.every == 0
-        if validated:
+        if self.state.update % self.config.validation.every == 0 or self._limit_reached():
             self._validate()
-        if validated or self._scheduled(self.state.update):
-            self._save()
+        self._save()
 
     def _validate(self) -> None:
-        scores = validate(self.bundle, self.prepared, self.config)
+        """Raises: DivergedError (a hopeless loss, ranks that differ), Interrupted."""
+        self._compare_weights()
+        scores = validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
+        if scores is None:
+            self._agree()
+            self._stop_here()
+        self._refuse_hopeless(scores["loss"])
         best = self.state.add_score(oriented(scores, self.config.validation.metric))
         self._record("valid", {**scores, "best": best})
 
-    def _scheduled(self, update: int) -> bool:
+    def _refuse_hopeless(self, loss: float) -> None:
+        """Stop before a checkpoint of a model that has lost everything is written.
+
+        A loss above that of guessing among twice the vocabulary is beyond recovery (Sockeye's rule), unless the model
+        is still young: before twice the warm-up.
+        """
+        hopeless = math.log(2 * self.bundle.config.tgt_vocab_size)
+        young = self.state.update < 2 * self.config.training.warmup_updates
+        if math.isfinite(loss) and (young or loss <= hopeless):
+            return
+        raise self.ranks.agreed(
+            DivergedError(
+                f"The validation loss at update {self.state.update:,} is {loss:.3g}, worse than blind guessing "
+                f"({hopeless:.3g}): training has diverged. The last checkpoint stands. Begin anew with a lower "
+                f"training.learning_rate or a longer warmup_updates."
+            )
+        )
+
+    def _compare_weights(self) -> None:
+        """Raises: DivergedError, if the ranks do not hold the same weights."""
+        sums = [of_rank[0] for of_rank in self.ranks.collect([str(checksum(self.model))])]
+        usual, _ = Counter(sums).most_common(1)[0]
+        drifted = [str(rank) for rank, of_rank in enumerate(sums) if of_rank != usual]
+        if drifted:
+            raise self.ranks.agreed(
+                DivergedError(
+                    f"At update {self.state.update:,} the weights of rank {', '.join(drifted)} differ from those of "
+                    f"the others, which must not happen: suspect that machine's memory or GPU. The last checkpoint was "
+                    f"written when all were equal; the same command goes on from there."
+                )
+            )
+
+    def _scheduled(self, state: TrainState, update: int) -> bool:
         """Whether an uninterrupted run has a checkpoint there: only these are counted and averaged."""
         every = self.config.training.checkpoint_every or self.config.validation.every
-        return update > 0 and (update % every == 0 or str(update) in self.state.scores)
+        return update > 0 and (update % every == 0 or str(update) in state.scores)
 
     def _save(self) -> None:
-        config = self.config.training
-        self.state.scaler = self.scaler.state_dict()
-        save_checkpoint(self.run, self.bundle, self.optimizer, self.state)
-        shutil.rmtree(self.run / "bundle", ignore_errors=True)  # of an end left behind; the best checkpoint serves
-        last = self._scheduled_checkpoints()[-config.keep_last :]
-        best = [self._checkpoint(update) for update in best_updates(self.state, config.keep_best)]
-        prune(self.run, keep={*last, *best, self._checkpoint(self.state.update)})
+        """Hand a checkpoint of the current update to the writer; training waits while it is copied."""
+        state, sums = self.state, self._since_record
+        (loss,) = self.ranks.total([float(sums.loss)])
+        sums.loss = loss if self.ranks.first else 0.0
+        state.unlogged_loss, state.unlogged_tokens = loss, sums.tokens
+        state.scaler = self.scaler.state_dict()
+        self._saved_update = state.update
+        if self.ranks.first:
+            self.writer.wait()  # before copying: two copies might not fit into memory
+            snapshot = Snapshot.take(self.bundle, self.optimizer, state)
+            self.writer.write(snapshot, lambda: self._kept(snapshot.state))
 
-    def _scheduled_checkpoints(self) -> list[Path]:
+    def _kept(self, state: TrainState) -> set[Path]:
+        config = self.config.training
+        last = self._scheduled_checkpoints(state)[-config.keep_last :]
+        best = [self._checkpoint(update) for update in best_updates(state, config.keep_best)]
+        return {*last, *best, self._checkpoint(state.update)}
+
+    def _stop_here(self, *, save: bool = True) -> NoReturn:
+        """End because of a signal. Raises: Interrupted."""
+        if save and self._saved_update != self.state.update:
+            self._save()
+        self.writer.wait()
+        where = f"Stopped by a signal after update {self.state.update:,}; the same command goes on from there."
+        raise Interrupted(self._signal, where if self.ranks.first else "")
+
+    def _scheduled_checkpoints(self, state: TrainState) -> list[Path]:
         folders = list_checkpoints(self.run)
-        return [folder for folder in folders if self._scheduled(int(folder.name.removeprefix("ckpt-")))]
+        return [folder for folder in folders if self._scheduled(state, int(folder.name.removeprefix("ckpt-")))]
 
     def _checkpoint(self, update: int) -> Path:
         return self.run / "checkpoints" / checkpoint_name(update)
 
     def _write_final_bundle(self) -> Path:
         """The average of some checkpoints if it is no worse on validation, else the best checkpoint."""
-        config, metric = self.config.training, self.config.validation.metric
-        best = self._checkpoint(self.state.best_update)
-        if config.average == "best":
-            averaged = [self._checkpoint(update) for update in best_updates(self.state, config.average_count)]
-        else:
-            averaged = self._scheduled_checkpoints()[-config.average_count :]
-        averaged = [folder for folder in averaged if self._is_whole(folder)]
-        load_weights(self.model, average(averaged))
-        scores = validate(self.bundle, self.prepared, self.config)
+        self.writer.wait()
+        averaged, best = json.loads(self.ranks.from_first("final", lambda: json.dumps(self._final_candidates())))
+        scores = self._scores_of(averaged)
         origin = f"the average of {len(averaged)} checkpoints"
-        if oriented(scores, metric) < self.state.scores[str(self.state.best_update)] and self._is_whole(best):
-            load_weights(self.model, average([best]))
-            scores = validate(self.bundle, self.prepared, self.config)
-            origin = f"the best checkpoint, {best.name}"
-        with atomic_folder(self.run / "bundle") as temporary:
-            self.bundle.write_into(temporary)
+        if best and oriented(scores, self.config.validation.metric) < self.state.scores[str(self.state.best_update)]:
+            scores = self._scores_of(best)
+            origin = f"the best checkpoint, {best[0]}"
+        if self.ranks.first:
+            with atomic_folder(self.run / "bundle") as temporary:
+                self.bundle.write_into(temporary)
         self._record("final", {**scores, "from": origin})
         return self.run / "bundle"
+
+    def _final_candidates(self) -> tuple[list[str], list[str]]:
+        """Names of whole checkpoints: those to average, and the best one."""
+        config, state = self.config.training, self.state
+        if config.average == "best":
+            averaged = [self._checkpoint(update) for update in best_updates(state, config.average_count)]
+        else:
+            averaged = self._scheduled_checkpoints(state)[-config.average_count :]
+        best = [self._checkpoint(state.best_update)]
+        whole = {folder for folder in {*averaged, *best} if self._is_whole(folder)}
+        return [folder.name for folder in averaged if folder in whole], [f.name for f in best if f in whole]
+
+    def _scores_of(self, checkpoints: list[str]) -> dict[str, float]:
+        """Scores of the mean of the checkpoints' weights, which the model then holds. Raises: Interrupted."""
+        load_weights(self.model, average([self.run / "checkpoints" / name for name in checkpoints]))
+        scores = validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
+        if scores is None:
+            self._agree()
+            self._stop_here(save=False)
+        return scores
 
     def _is_whole(self, checkpoint: Path) -> bool:
         problem = damage(checkpoint)
@@ -275,6 +422,19 @@ class Trainer:
             return f"no better {self.config.validation.metric} in {patience} validations (best: {state.best_update:,})"
         return None
 
+    def _left(self) -> str:
+        """What is left of each limit."""
+        config, state = self.config.training, self.state
+        parts = []
+        if config.max_updates is not None:
+            parts.append(f"{max(0, config.max_updates - state.update):,} of {config.max_updates:,} updates")
+        if config.max_epochs is not None:
+            done = state.epoch + state.batch_index / self.stream.batches_in_epoch
+            parts.append(f"{max(0.0, config.max_epochs - done):.1f} of {config.max_epochs:,} epochs")
+        if config.max_minutes is not None:
+            parts.append(f"{max(0.0, config.max_minutes - state.minutes):.1f} of {config.max_minutes:g} minutes")
+        return ", ".join(parts)
+
     def _fraction_done(self) -> float:
         config, state = self.config.training, self.state
         epochs = state.epoch + state.batch_index / self.stream.batches_in_epoch
@@ -284,6 +444,17 @@ class Trainer:
             state.minutes / config.max_minutes if config.max_minutes else 0.0,
         ]
         return min(1.0, max(fractions))
+
+    def _record_update(self, rates: dict[str, float]) -> None:
+        """A line of the log where one is due: means since the last one."""
+        state, sums = self.state, self._since_record
+        minutes = state.minutes - sums.began_minutes
+        if state.update % self.config.training.log_every and minutes < MAX_SILENCE_MINUTES:
+            return
+        (loss,) = self.ranks.total([float(sums.loss)])
+        speed = (state.tokens - sums.began_tokens) / max(minutes, 1e-9) / 60
+        self._since_record = _Sums(began_minutes=state.minutes, began_tokens=state.tokens)
+        self._record("update", {"loss": loss / sums.tokens, "tokens/s": speed, **rates})
 
     def _record(self, kind: str, values: dict[str, Any]) -> None:
         fraction, minutes = self._fraction_done(), self.state.minutes
@@ -295,13 +466,26 @@ class Trainer:
 
     def _start_clock(self) -> None:
         """From here on wall time counts as the run's, validation included."""
-        self._minutes_offset = self.state.minutes - time.monotonic() / 60
-        self._since_record = _Sums()
+        state = self.state
+        self._minutes_offset = state.minutes - time.monotonic() / 60
+        self._since_record = _Sums(
+            loss=state.unlogged_loss if self.ranks.first else 0.0,
+            tokens=state.unlogged_tokens,
+            began_minutes=state.minutes,
+            began_tokens=state.tokens,
+        )
 
     def _stream_from(self, position: Position) -> BatchStream:
         training = self.config.training
         special = self.bundle.tokenizer.special
         return BatchStream(self.prepared.train, special, training.tokens_per_batch, training.seed, position)
+
+
+def _does_not_fit(what: str) -> ConfigError:
+    return ConfigError(
+        f"{what} does not fit into memory. Lower training.tokens_per_batch (and raise training.accumulation to keep "
+        f"the size of an update), data.max_length, or the model."
+    )
 
 
 def _seed_dropout(seed: int, micro_batch: int) -> None:

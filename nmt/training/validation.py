@@ -11,19 +11,42 @@ from nmt.data.prepare import Prepared
 from nmt.decoding.translator import Translator
 from nmt.errors import ConfigError
 from nmt.evaluation.metrics import score
+from nmt.training.distributed import Ranks
+from nmt.training.interrupt import StopRequest
 from nmt.training.loss import AUTOCAST, batch_loss
 
 
-def validate(bundle: Bundle, prepared: Prepared, config: Config) -> dict[str, float]:
-    """Scores of the model as it stands, which is left in training mode.
+class _Stopped(Exception):
+    """A signal came."""
+
+
+def validate(
+    bundle: Bundle, prepared: Prepared, config: Config, ranks: Ranks, stop: StopRequest
+) -> dict[str, float] | None:
+    """Scores of the model as it stands, which is left in training mode. The ranks share the work.
 
     Returns: `loss` (nats a token, without smoothing, over pairs that pass the length rules), `bleu` and `chrf` (over
-    the first `max_sentences` pairs, no length rule).
+    the first `max_sentences` pairs, no length rule); None if a signal came to any rank.
     """
+    limit = config.validation.max_sentences or len(prepared.valid_src)
+    loss, num_tokens, translations = 0.0, 0.0, list[str]()
     bundle.model.eval()
-    loss, bleu, chrf = _loss(bundle, prepared, config), *_translation_scores(bundle, prepared, config)
-    bundle.model.train()
-    return {"loss": loss, "bleu": bleu, "chrf": chrf}
+    try:
+        loss, num_tokens = _loss(bundle, prepared, config, ranks, stop)
+        translations = _translations(bundle, prepared.valid_src[:limit][ranks.rank :: ranks.world], config, stop)
+    except _Stopped:
+        pass
+    finally:
+        bundle.model.train()
+    (signal_number,) = ranks.largest([float(stop.signal_number or 0)])
+    if signal_number:
+        return None
+    loss, num_tokens = ranks.total([loss, num_tokens])
+    hypotheses = [""] * len(prepared.valid_src[:limit])
+    for rank, of_rank in enumerate(ranks.collect(translations)):
+        hypotheses[rank :: ranks.world] = of_rank
+    bleu, chrf = _scores(hypotheses, [prepared.valid_tgt[:limit]], config)
+    return {"loss": loss / num_tokens, "bleu": bleu, "chrf": chrf}
 
 
 def oriented(scores: dict[str, float], metric: str) -> float:
@@ -33,24 +56,28 @@ def oriented(scores: dict[str, float], metric: str) -> float:
 
 
 @torch.inference_mode()
-def _loss(bundle: Bundle, prepared: Prepared, config: Config) -> float:
+def _loss(bundle: Bundle, prepared: Prepared, config: Config, ranks: Ranks, stop: StopRequest) -> tuple[float, float]:
+    """This rank's sum, and its number of tokens."""
     special, training = bundle.tokenizer.special, config.training
-    total, num_tokens = 0.0, 0
-    for batch in once_each(prepared.valid, special, training.tokens_per_batch):
+    total, num_tokens = 0.0, 0.0
+    for batch in once_each(prepared.valid, special, training.tokens_per_batch, ranks.rank, ranks.world):
+        _heed(stop)
         total += float(batch_loss(bundle.model, batch, special.pad, 0.0, training.precision))
         num_tokens += batch.num_tokens
-    return total / num_tokens
+    return total, num_tokens
 
 
-def _translation_scores(bundle: Bundle, prepared: Prepared, config: Config) -> tuple[float, float]:
-    limit = config.validation.max_sentences or len(prepared.valid_src)
+def _translations(bundle: Bundle, lines: list[str], config: Config, stop: StopRequest) -> list[str]:
     dtype = AUTOCAST[config.training.precision]
     device = next(bundle.model.parameters()).device
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         translator = Translator(bundle, beam_size=config.validation.beam_size)
-        hypotheses = translator.translate(prepared.valid_src[:limit])
-    references = [prepared.valid_tgt[:limit]]
-    return _scores(hypotheses, references, config)
+        return translator.translate(lines, before_batch=lambda: _heed(stop))
+
+
+def _heed(stop: StopRequest) -> None:
+    if stop.signal_number is not None:
+        raise _Stopped
 
 
 def check_metrics(config: Config) -> None:

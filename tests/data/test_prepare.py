@@ -153,19 +153,25 @@ def test_what_changed_is_made_again(corpus: Path, change: str, remade: list[str]
     assert train_texts(again) == train_texts(prepared)
 
 
-def test_a_damaged_cache_is_an_error_and_deleting_it_helps(corpus: Path) -> None:
-    folder = run(recipe(corpus)).train.folder
-    tokens = folder / "src.tokens"
-    tokens.write_bytes(tokens.read_bytes()[:-2])
-    with pytest.raises(DataError, match=r"is damaged: src\.tokens.*Delete it") as caught:
-        run(recipe(corpus))
-    assert str(folder) in str(caught.value)
-    for path in folder.iterdir():
-        path.unlink()
-    folder.rmdir()
+@pytest.mark.parametrize("name", ["src.tokens", "tgt.offsets", "meta.json", "manifest.json", "tokenizer.model"])
+@pytest.mark.parametrize("change", ["cut", "flip"])
+def test_what_is_damaged_in_the_cache_is_made_again(corpus: Path, name: str, change: str) -> None:
+    """D1: the same size or not, a checksum tells."""
+    made_first: list[str] = []
+    prepared = run(recipe(corpus), made_first)
+    (tokenizer,) = prepared.train.folder.parent.glob("tokenizer-*")
+    path = (tokenizer if name == "tokenizer.model" else prepared.train.folder) / name
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 4
+    path.write_bytes(data if change == "flip" else data[:-2])
     said: list[str] = []
-    assert train_texts(run(recipe(corpus), said)) == sentences(200, 1)
-    assert made(said) == ["train"]
+    again = run(recipe(corpus), said)
+    assert train_texts(again) == sentences(200, 1) and again.tokenizer.sha256 == prepared.tokenizer.sha256
+    assert sum(f"warning: {path.parent} is damaged" in line for line in said) == 1
+    assert made(said) == (["tokenizer"] if name == "tokenizer.model" else ["train"])
+    said.clear()
+    run(recipe(corpus), said)
+    assert not made(said) and not any(line.startswith("warning") for line in said)
 
 
 @pytest.mark.parametrize(("valid_size", "held"), [(1, 1), (10, 10), (20, 20), (1000, 20)])

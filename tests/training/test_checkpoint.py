@@ -16,6 +16,7 @@ from nmt.bundle import Bundle, list_checkpoints, weights_of
 from nmt.config import TrainingConfig
 from nmt.storage.manifest import damage
 from nmt.training.checkpoint import (
+    Snapshot,
     TrainState,
     average,
     best_updates,
@@ -66,7 +67,7 @@ def test_restore_is_bit_equal(tmp_path: Path, joint: bool) -> None:
         update=7, epoch=2, batch_index=3, micro_batches=14, tokens=99, minutes=0.25, scaler={"scale": 1024.0}
     )
     state.add_score(1.5)
-    folder = save_checkpoint(tmp_path, *saved, state)
+    folder = save_checkpoint(tmp_path, Snapshot.take(*saved, state))
     assert folder == tmp_path / "checkpoints" / "ckpt-000007" and damage(folder) is None
     other = stepped(seed=1, steps=1, joint=joint)
     assert differences(saved, other) > 0  # the control
@@ -81,7 +82,7 @@ def test_restore_is_bit_equal(tmp_path: Path, joint: bool) -> None:
 
 def test_before_the_first_update_there_are_no_moments(tmp_path: Path) -> None:
     bundle, optimizer = stepped(steps=0)
-    folder = save_checkpoint(tmp_path, bundle, optimizer, TrainState())
+    folder = save_checkpoint(tmp_path, Snapshot.take(bundle, optimizer, TrainState()))
     other = stepped(seed=1)
     restore(folder, other[0].model, other[1])
     for parameter in other[0].model.parameters():
@@ -92,13 +93,13 @@ def test_before_the_first_update_there_are_no_moments(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_a_bundle(tmp_path: Path) -> None:
     bundle, optimizer = stepped()
-    loaded = Bundle.load(save_checkpoint(tmp_path, bundle, optimizer, TrainState(update=1)))
+    loaded = Bundle.load(save_checkpoint(tmp_path, Snapshot.take(bundle, optimizer, TrainState(update=1))))
     for name, tensor in weights_of(loaded.model).items():
         assert torch.equal(tensor, weights_of(bundle.model)[name])
 
 
 def test_no_pickle_anywhere(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, *stepped(), TrainState(update=1))
+    folder = save_checkpoint(tmp_path, Snapshot.take(*stepped(), TrainState(update=1)))
     assert {p.name for p in folder.iterdir()} == {
         "config.json",
         "manifest.json",
@@ -140,7 +141,7 @@ def test_prune_deletes_the_others(tmp_path: Path) -> None:
     for update, score in ((1, 0.0), (2, 9.0), (3, 1.0), (4, 2.0)):
         state.update = update
         state.add_score(score)
-        save_checkpoint(tmp_path, *saved, state)
+        save_checkpoint(tmp_path, Snapshot.take(*saved, state))
     folders = list_checkpoints(tmp_path)
     prune(tmp_path, keep={folders[1], folders[3], tmp_path / "nowhere"})
     assert [folder.name for folder in list_checkpoints(tmp_path)] == ["ckpt-000002", "ckpt-000004"]
@@ -157,7 +158,9 @@ def test_checkpoints_are_listed_by_number(tmp_path: Path) -> None:
 
 
 def test_average_is_the_mean(tmp_path: Path) -> None:
-    folders = [save_checkpoint(tmp_path, *stepped(seed), TrainState(update=seed + 1)) for seed in range(3)]
+    folders = [
+        save_checkpoint(tmp_path, Snapshot.take(*stepped(seed), TrainState(update=seed + 1))) for seed in range(3)
+    ]
     each = [load_file(folder / "model.safetensors") for folder in folders]
     averaged = average(folders)
     assert averaged.keys() == each[0].keys()
@@ -168,7 +171,7 @@ def test_average_is_the_mean(tmp_path: Path) -> None:
 
 
 def test_average_of_one_is_itself_and_of_the_same_files_the_same(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, *stepped(), TrainState(update=1))
+    folder = save_checkpoint(tmp_path, Snapshot.take(*stepped(), TrainState(update=1)))
     weights = load_file(folder / "model.safetensors")
     for folders in ([folder], [folder, folder]):
         assert all(np.array_equal(tensor.numpy(), weights[name]) for name, tensor in average(folders).items())
@@ -181,8 +184,8 @@ def test_average_of_one_is_itself_and_of_the_same_files_the_same(tmp_path: Path)
 @pytest.mark.parametrize("how", ["flip", "truncate", "delete"])
 def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, how: str) -> None:
     saved = stepped()
-    older = save_checkpoint(tmp_path, *saved, TrainState(update=1))
-    newer = save_checkpoint(tmp_path, *saved, TrainState(update=2))
+    older = save_checkpoint(tmp_path, Snapshot.take(*saved, TrainState(update=1)))
+    newer = save_checkpoint(tmp_path, Snapshot.take(*saved, TrainState(update=2)))
     assert newest_whole(tmp_path) == (newer, [])
     harm(newer / file, how)
     found, [(damaged, problem)] = newest_whole(tmp_path)
@@ -191,7 +194,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path, file: str, how: str
 
 def test_nothing_whole(tmp_path: Path) -> None:
     assert newest_whole(tmp_path) == (None, [])
-    folder = save_checkpoint(tmp_path, *stepped(), TrainState(update=1))
+    folder = save_checkpoint(tmp_path, Snapshot.take(*stepped(), TrainState(update=1)))
     (folder / "manifest.json").unlink()
     assert newest_whole(tmp_path) == (None, [(folder, "manifest.json is missing")])
 

@@ -16,6 +16,7 @@ from nmt.errors import BundleError, ConfigError, StorageError
 from nmt.storage.manifest import damage
 from nmt.training import progress, run
 from nmt.training.checkpoint import load_state
+from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
 from nmt.training.progress import TrainingLog
 from nmt.training.trainer import Trainer
@@ -95,11 +96,11 @@ def test_a_trainer_holds_the_lock_while_it_trains(
 ) -> None:
     one_update, refused = Trainer.one_update, []
 
-    def patched(self: Trainer) -> None:
+    def patched(self: Trainer) -> dict[str, float]:
         with pytest.raises(ConfigError, match="Another nmt train"), run._locked(tmp_path):
             pass
         refused.append(self.state.update)
-        one_update(self)
+        return one_update(self)
 
     monkeypatch.setattr(Trainer, "one_update", patched)
     fit(corpus, tmp_path)
@@ -133,7 +134,9 @@ def started(corpus: Tiny, folder: Path, start: Path, **sections: dict[str, Any])
     tables["training"]["init_from"] = str(start)
     config = parse_config(tables, where="test")
     folder.mkdir(exist_ok=True)
-    return run._open(config, folder, "cpu", None, 0, TrainingLog(quiet=True), StopRequest())
+    log, device = TrainingLog(quiet=True), torch.device("cpu")
+    opened = run._open(config, folder, device, None, 0, log)
+    return run._trainer(opened, folder, device, log, StopRequest(), Ranks())
 
 
 @pytest.mark.parametrize("joint", [True, False])
