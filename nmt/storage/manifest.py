@@ -3,8 +3,10 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 MANIFEST = "manifest.json"
+FORMAT_VERSION = 1
 _MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -18,7 +20,7 @@ def manifest_of(folder: Path) -> bytes:
     """The manifest of all files below `folder` (itself excepted), as JSON bytes."""
     files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
     entries = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in files}
-    return json.dumps({"format_version": 1, "files": entries}, indent=1).encode()
+    return _encode(entries)
 
 
 def damage(folder: Path, *, hashes: bool = True) -> str | None:
@@ -33,7 +35,11 @@ def damage(folder: Path, *, hashes: bool = True) -> str | None:
             return f"{MANIFEST} is missing"
         if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
             return f"{MANIFEST} is larger than {_MAX_MANIFEST_BYTES:,} bytes"
-        entries = json.loads(manifest.read_bytes())["files"]
+        content = manifest.read_bytes()
+        tables = json.loads(content)
+        version, entries = tables["format_version"], tables["files"]
+        if version != FORMAT_VERSION:
+            return f"{MANIFEST} has format_version {version!r}, this nmt reads {FORMAT_VERSION}"
         for name, entry in entries.items():
             path = folder / name
             if not path.is_file():
@@ -46,6 +52,13 @@ def damage(folder: Path, *, hashes: bool = True) -> str | None:
             name = path.relative_to(folder).as_posix()
             if not path.is_dir() and name not in (*entries, MANIFEST, "README.md"):
                 return f"{name} is not in its manifest"
+        if content != _encode(entries):  # so that no change of the manifest itself passes, not even of white space
+            return f"{MANIFEST} was changed: nmt would write it otherwise"
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__})"
     return None
+
+
+def _encode(entries: dict[str, dict[str, Any]]) -> bytes:
+    """The one form of a manifest."""
+    return json.dumps({"format_version": FORMAT_VERSION, "files": entries}, indent=1).encode()

@@ -1,0 +1,70 @@
+"""What children of the fork server run besides the command line, and hooks that change them."""
+
+import resource
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+import tiny
+from nmt.bundle import Bundle, checkpoint_name
+from nmt.config import TrainingConfig
+from nmt.storage.atomic import remove_stale
+from nmt.storage.manifest import MANIFEST, manifest_of
+from nmt.training import checkpoint
+from nmt.training.checkpoint import TrainState, best_updates, prune, save_checkpoint
+from nmt.training.optim import make_optimizer
+
+SCORES = {7: 1.0, 14: 3.0, 21: 2.0, 28: 2.5, 35: 2.25, 42: 1.0}  # of the made-up checkpoints; 14 is the best
+
+
+def made_up(update: int) -> tuple[Bundle, torch.optim.AdamW, TrainState]:
+    """What a run could hold after an update: other weights and moments each time."""
+    bundle = tiny.random_bundle(seed=update)
+    optimizer = make_optimizer(bundle.model, TrainingConfig(max_updates=60))
+    for parameter in bundle.model.parameters():
+        moments = {"exp_avg": torch.randn_like(parameter), "exp_avg_sq": torch.rand_like(parameter)}
+        optimizer.state[parameter] = {"step": torch.tensor(float(update)), **moments}
+    state = TrainState(data="train-made-up")
+    for number in (number for number in SCORES if number <= update):
+        state.update = number
+        state.add_score(SCORES[number])
+    return bundle, optimizer, state
+
+
+def save_made_up(run: str | Path, update: int, keep_last: int = 2) -> None:
+    """What a run does at a checkpoint: save it, then delete all but the last ones and the best."""
+    run = Path(run)
+    remove_stale(run / "checkpoints")  # as a run does when it begins
+    bundle, optimizer, state = made_up(update)
+    save_checkpoint(run, bundle, optimizer, state)
+    prune(run, kept(run, state, keep_last))
+
+
+def kept(run: Path, state: TrainState, keep_last: int = 2) -> set[Path]:
+    """The last checkpoints and the best one."""
+    updates = [*sorted(map(int, state.scores))[-keep_last:], *best_updates(state, 1)]
+    return {run / "checkpoints" / checkpoint_name(update) for update in updates}
+
+
+def save_in_place() -> None:
+    """A negative control: checkpoints are filled under their final name."""
+
+    @contextmanager
+    def folder_in_place(final: Path) -> Iterator[Path]:
+        final.mkdir(parents=True, exist_ok=True)
+        yield final
+        (final / MANIFEST).write_bytes(manifest_of(final))
+
+    checkpoint.atomic_folder = folder_in_place  # type: ignore[assignment]
+
+
+def limit_file_size(size: int) -> None:
+    """No file may grow beyond it: writing fails with EFBIG, as Python ignores SIGXFSZ."""
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+def hang() -> None:
+    time.sleep(600)
