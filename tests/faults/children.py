@@ -14,7 +14,7 @@ from nmt.config import TrainingConfig
 from nmt.storage.atomic import remove_stale
 from nmt.storage.manifest import MANIFEST, manifest_of
 from nmt.training import checkpoint
-from nmt.training.checkpoint import TrainState, best_updates, prune, save_checkpoint
+from nmt.training.checkpoint import Snapshot, TrainState, best_updates, prune, save_checkpoint
 from nmt.training.optim import make_optimizer
 
 SCORES = {7: 1.0, 14: 3.0, 21: 2.0, 28: 2.5, 35: 2.25, 42: 1.0}  # of the made-up checkpoints; 14 is the best
@@ -39,7 +39,7 @@ def save_made_up(run: str | Path, update: int, keep_last: int = 2) -> None:
     run = Path(run)
     remove_stale(run / "checkpoints")  # as a run does when it begins
     bundle, optimizer, state = made_up(update)
-    save_checkpoint(run, bundle, optimizer, state)
+    save_checkpoint(run, Snapshot.take(bundle, optimizer, state))
     prune(run, kept(run, state, keep_last))
 
 
