@@ -91,9 +91,9 @@ class Bundle:
             write_file(folder / "tokenizer.tgt.model", self.tokenizer.tgt_model)
 
 
-def weights_of(model: Transformer) -> dict[str, Tensor]:
-    """The model's parameters, tied ones once; they share its memory."""
-    return {name: parameter.detach().contiguous() for name, parameter in model.named_parameters()}
+def weights_of(model: Transformer, *, copy: bool = False) -> dict[str, Tensor]:
+    """The model's parameters on the CPU, tied ones once. Without `copy` they may share its memory."""
+    return {name: p.detach().to("cpu", copy=copy).contiguous() for name, p in model.named_parameters()}
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

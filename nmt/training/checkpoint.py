@@ -89,9 +89,8 @@ class Snapshot:
     @classmethod
     def take(cls, bundle: Bundle, optimizer: torch.optim.AdamW, state: TrainState) -> "Snapshot":
         """Copy weights, moments and state to the CPU's memory."""
-        weights = {name: _copied(tensor) for name, tensor in weights_of(bundle.model).items()}
-        moments = {name: _copied(tensor) for name, tensor in _moments(bundle.model, optimizer).items()}
-        return cls(bundle, weights, moments, copy.deepcopy(state))
+        weights = weights_of(bundle.model, copy=True)
+        return cls(bundle, weights, _copied_moments(bundle.model, optimizer), copy.deepcopy(state))
 
 
 class CheckpointWriter:
@@ -197,13 +196,9 @@ def average(folders: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
-
-
-def _moments(model: Transformer, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def _copied_moments(model: Transformer, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
     return {
-        f"{name}.{key}": value
+        f"{name}.{key}": value.detach().to("cpu", copy=True).contiguous()
         for name, parameter in model.named_parameters()
         for key, value in optimizer.state[parameter].items()
     }

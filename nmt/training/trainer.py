@@ -8,7 +8,6 @@ micro-batch), so that a resumed run repeats an uninterrupted one.
 import json
 import math
 import time
-from collections import Counter
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -23,12 +22,14 @@ from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
 from nmt.config import Config
 from nmt.data.batching import BatchStream, Ids, Position, widest_batch
 from nmt.data.prepare import Prepared
-from nmt.errors import ConfigError, DivergedError, Interrupted
+from nmt.errors import ConfigError, Interrupted
 from nmt.storage.atomic import atomic_folder
 from nmt.storage.manifest import damage
 from nmt.training.checkpoint import CheckpointWriter, Snapshot, TrainState, average, best_updates, restore
-from nmt.training.distributed import Ranks, checksum
+from nmt.training.checks import not_finite, refuse_drift, refuse_hopeless
+from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
+from nmt.training.limits import fraction_done, left, limit_reached
 from nmt.training.loss import batch_loss
 from nmt.training.memory import is_out_of_memory
 from nmt.training.optim import learning_rate, make_optimizer
@@ -112,7 +113,7 @@ class Trainer:
         self._start_clock()
         self.log.say(
             f"resuming from {checkpoint}: update {self.state.update:,}, epoch {self.state.epoch}, "
-            f"{self.state.minutes:.1f} minutes so far; left: {self._left()}"
+            f"{self.state.minutes:.1f} minutes so far; left: {left(self.config.training, self.state, self._epochs())}"
         )
 
     def fit(self) -> Path:
@@ -120,7 +121,7 @@ class Trainer:
 
         Raises: DivergedError, Interrupted, StorageError, RankError.
         """
-        ended, bundle_folder = self._limit_reached(), self.run / "bundle"
+        ended, bundle_folder = limit_reached(self.config, self.state), self.run / "bundle"
         if ended and self.ranks.from_first("bundle damage", lambda: damage(bundle_folder) or "") == "":
             self.log.say(f"this run has ended: {ended}")
             return bundle_folder
@@ -131,7 +132,7 @@ class Trainer:
             while True:
                 if self._due():
                     self._validate_and_save()
-                ended = self._limit_reached()
+                ended = limit_reached(self.config, self.state)
                 if ended or self._signal:
                     break
                 rates = self.one_update()
@@ -248,18 +249,7 @@ class Trainer:
         self.state.skipped_in_a_row += 1
         if self.scaler.is_enabled() and self.state.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW:
             return
-        guilty = [number for number, loss in self._losses.items() if not math.isfinite(float(loss))]
-        suspects = [pair for number in guilty or numbered for pair in numbered[number].tolist()]
-        of_ranks = self.ranks.collect([str(len(guilty)), *map(str, suspects[:20])])
-        most = max(int(guilty) for guilty, *_ in of_ranks)  # name those of ranks without a finite loss, if any
-        pairs = [int(pair) for guilty, *pairs in of_ranks if int(guilty) or not most for pair in pairs][:20]
-        raise self.ranks.agreed(
-            DivergedError(
-                f"The {'loss' if most else 'gradient'} of update {self.state.update + 1:,} is not finite (learning "
-                f"rate {rate:.3g}, training pairs {pairs} …); the weights were not touched and the last checkpoint "
-                f"stands. A lower training.learning_rate, a longer warmup_updates or clip_norm = 1.0 is the usual cure."
-            )
-        )
+        raise not_finite(self.state.update + 1, rate, numbered, self._losses, self.ranks)
 
     def _agree(self) -> None:
         """What every rank must know alike: a signal, the clock, the split."""
@@ -279,52 +269,21 @@ class Trainer:
         return update > 0 and (validation or saving)
 
     def _validate_and_save(self) -> None:
-        if self.state.update % self.config.validation.every == 0 or self._limit_reached():
+        if self.state.update % self.config.validation.every == 0 or limit_reached(self.config, self.state):
             self._validate()
         self._save()
 
     def _validate(self) -> None:
         """Raises: DivergedError (a hopeless loss, ranks that differ), Interrupted."""
-        self._compare_weights()
+        refuse_drift(self.model, self.state.update, self.ranks)
         scores = validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
         if scores is None:
             self._agree()
             self._stop_here()
-        self._refuse_hopeless(scores["loss"])
+        young = self.state.update < 2 * self.config.training.warmup_updates
+        refuse_hopeless(scores["loss"], self.bundle.config.tgt_vocab_size, self.state.update, self.ranks, young=young)
         best = self.state.add_score(oriented(scores, self.config.validation.metric))
         self._record("valid", {**scores, "best": best})
-
-    def _refuse_hopeless(self, loss: float) -> None:
-        """Stop before a checkpoint of a model that has lost everything is written.
-
-        A loss above that of guessing among twice the vocabulary is beyond recovery (Sockeye's rule), unless the model
-        is still young: before twice the warm-up.
-        """
-        hopeless = math.log(2 * self.bundle.config.tgt_vocab_size)
-        young = self.state.update < 2 * self.config.training.warmup_updates
-        if math.isfinite(loss) and (young or loss <= hopeless):
-            return
-        raise self.ranks.agreed(
-            DivergedError(
-                f"The validation loss at update {self.state.update:,} is {loss:.3g}, worse than blind guessing "
-                f"({hopeless:.3g}): training has diverged. The last checkpoint stands. Begin anew with a lower "
-                f"training.learning_rate or a longer warmup_updates."
-            )
-        )
-
-    def _compare_weights(self) -> None:
-        """Raises: DivergedError, if the ranks do not hold the same weights."""
-        sums = [of_rank[0] for of_rank in self.ranks.collect([str(checksum(self.model))])]
-        usual, _ = Counter(sums).most_common(1)[0]
-        drifted = [str(rank) for rank, of_rank in enumerate(sums) if of_rank != usual]
-        if drifted:
-            raise self.ranks.agreed(
-                DivergedError(
-                    f"At update {self.state.update:,} the weights of rank {', '.join(drifted)} differ from those of "
-                    f"the others, which must not happen: suspect that machine's memory or GPU. The last checkpoint was "
-                    f"written when all were equal; the same command goes on from there."
-                )
-            )
 
     def _scheduled(self, state: TrainState, update: int) -> bool:
         """Whether an uninterrupted run has a checkpoint there: only these are counted and averaged."""
@@ -406,44 +365,7 @@ class Trainer:
             self.log.say(f"warning: the checkpoint {checkpoint} is damaged: {problem}; it is left out")
         return problem is None
 
-    # Where it stands
-
-    def _limit_reached(self) -> str | None:
-        """Why training ends here, or None."""
-        config, state = self.config.training, self.state
-        if config.max_updates is not None and state.update >= config.max_updates:
-            return f"max_updates = {config.max_updates:,}"
-        if config.max_epochs is not None and state.epoch >= config.max_epochs:
-            return f"max_epochs = {config.max_epochs}"
-        if config.max_minutes is not None and state.minutes >= config.max_minutes:
-            return f"max_minutes = {config.max_minutes:g}"
-        patience = self.config.validation.patience
-        if patience and state.worse_in_a_row >= patience:
-            return f"no better {self.config.validation.metric} in {patience} validations (best: {state.best_update:,})"
-        return None
-
-    def _left(self) -> str:
-        """What is left of each limit."""
-        config, state = self.config.training, self.state
-        parts = []
-        if config.max_updates is not None:
-            parts.append(f"{max(0, config.max_updates - state.update):,} of {config.max_updates:,} updates")
-        if config.max_epochs is not None:
-            done = state.epoch + state.batch_index / self.stream.batches_in_epoch
-            parts.append(f"{max(0.0, config.max_epochs - done):.1f} of {config.max_epochs:,} epochs")
-        if config.max_minutes is not None:
-            parts.append(f"{max(0.0, config.max_minutes - state.minutes):.1f} of {config.max_minutes:g} minutes")
-        return ", ".join(parts)
-
-    def _fraction_done(self) -> float:
-        config, state = self.config.training, self.state
-        epochs = state.epoch + state.batch_index / self.stream.batches_in_epoch
-        fractions = [
-            state.update / config.max_updates if config.max_updates else 0.0,
-            epochs / config.max_epochs if config.max_epochs else 0.0,
-            state.minutes / config.max_minutes if config.max_minutes else 0.0,
-        ]
-        return min(1.0, max(fractions))
+    # The log, the clock, the stream
 
     def _record_update(self, rates: dict[str, float]) -> None:
         """A line of the log where one is due: means since the last one."""
@@ -457,12 +379,13 @@ class Trainer:
         self._record("update", {"loss": loss / sums.tokens, "tokens/s": speed, **rates})
 
     def _record(self, kind: str, values: dict[str, Any]) -> None:
-        fraction, minutes = self._fraction_done(), self.state.minutes
-        left = minutes * (1 - fraction) / fraction if fraction else math.inf
-        place = {"update": self.state.update, "epoch": self.state.epoch}
-        self.log.record(
-            kind, {**place, **values, "minutes": round(minutes, 3)}, fraction_done=fraction, minutes_left=left
-        )
+        fraction, minutes = fraction_done(self.config.training, self.state, self._epochs()), self.state.minutes
+        minutes_left = minutes * (1 - fraction) / fraction if fraction else math.inf
+        facts = {"update": self.state.update, "epoch": self.state.epoch, **values, "minutes": round(minutes, 3)}
+        self.log.record(kind, facts, fraction_done=fraction, minutes_left=minutes_left)
+
+    def _epochs(self) -> float:
+        return self.state.epoch + self.state.batch_index / self.stream.batches_in_epoch
 
     def _start_clock(self) -> None:
         """From here on wall time counts as the run's, validation included."""
