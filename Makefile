@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow lint type bench-multi30k bench-wmt bench-help clean
+.PHONY: setup demo test test-slow lint type bench-multi30k bench-wmt bench-safety bench-help clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -31,6 +31,9 @@ bench-multi30k: setup  # trains 20 minutes on ../shared/data/multi30k, scores te
 
 bench-wmt: setup       # 4.5 million made-up pairs through data, tokenizer, cache and 200 updates: about 30 minutes
 	$(BIN)/python tests/bench/wmt.py
+
+bench-safety: setup    # what exact resume and its checks cost an update; a base model's checkpoint: 4 minutes
+	$(BIN)/python tests/bench/safety.py
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py
