@@ -87,4 +87,6 @@ def test_r3_control_another_seed_on_one_rank(
 ) -> None:
     worlds.finish(warm, recipe, tmp_path / "run", hooks=[("rank_hooks:other_seed", {"rank": 1})])
     wrong = worlds.parts_that_differ(together.expected, tmp_path / "run")
-    figure("r3_control", f"{', '.join(wrong)} differ", "weights, moments, log", {"weights", "moments", "log"} <= {*wrong})
+    figure(
+        "r3_control", f"{', '.join(wrong)} differ", "weights, moments, log", {"weights", "moments", "log"} <= {*wrong}
+    )

@@ -42,9 +42,7 @@ def start(
     arguments, hooks = list(arguments), list(hooks)
     meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks = range(world) if only is None else only
-    return [
-        warm.start(arguments, hooks, env={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in ranks
-    ]
+    return [warm.start(arguments, hooks, env={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in ranks]
 
 
 def run(
