@@ -11,7 +11,7 @@ import resource
 import sys
 import time
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,10 +62,13 @@ def train(
     ranks, stop = Ranks.from_environment(), stop or StopRequest()
     log = TrainingLog(quiet=quiet or not ranks.first)
     target = _device_of(ranks, device)
-    with ranks.joined(target, config.training.rank_timeout_s), _locked(run) if ranks.first else nullcontext():
-        opened = _Opened.from_json(
-            ranks.from_first("run", lambda: _open(config, run, target, cache, threads, log, allow_changed).to_json())
-        )
+    with ranks.joined(target, config.training.rank_timeout_s), ExitStack() as held:
+
+        def first() -> str:
+            held.enter_context(_locked(run))
+            return _open(config, run, target, cache, threads, log, allow_changed).to_json()
+
+        opened = _Opened.from_json(ranks.from_first("run", first))
         trainer = _trainer(opened, run, target, log, stop, ranks)
         trainer.resume(opened.changed, allow_changed)
         return trainer.fit()
