@@ -252,7 +252,8 @@ class Trainer:
         suspects = [pair for number in guilty or numbered for pair in numbered[number].tolist()]
         of_ranks = self.ranks.collect([str(len(guilty)), *map(str, suspects[:20])])
         most = max(int(guilty) for guilty, *_ in of_ranks)  # name those of ranks without a finite loss, if any
-        pairs = [int(pair) for guilty, *pairs in of_ranks if int(guilty) or not most for pair in pairs][:20]
+        blamed = [pairs for guilty, *pairs in of_ranks if pairs and (int(guilty) or not most)]
+        pairs = [int(pair) for of_rank in blamed for pair in of_rank[: max(1, 20 // len(blamed))]]
         raise self.ranks.agreed(
             DivergedError(
                 f"The {'loss' if most else 'gradient'} of update {self.state.update + 1:,} is not finite (learning "
