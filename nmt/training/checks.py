@@ -30,11 +30,12 @@ def not_finite(
     suspects = [pair for number in guilty or micro_batches for pair in micro_batches[number].tolist()]
     of_ranks = ranks.collect([str(len(guilty)), *map(str, suspects[:_MOST_PAIRS])])
     in_loss = any(int(count) for count, *_ in of_ranks)
-    pairs = [int(pair) for count, *pairs in of_ranks if int(count) or not in_loss for pair in pairs]
+    blamed = [named for count, *named in of_ranks if named and (int(count) or not in_loss)]
+    pairs = [int(pair) for named in blamed for pair in named[: max(1, _MOST_PAIRS // len(blamed))]]
     return ranks.agreed(
         DivergedError(
             f"The {'loss' if in_loss else 'gradient'} of update {update:,} is not finite (learning rate {rate:.3g}, "
-            f"training pairs {pairs[:_MOST_PAIRS]} …); the weights were not touched and the last checkpoint stands. A "
+            f"training pairs {pairs} …); the weights were not touched and the last checkpoint stands. A "
             f"lower training.learning_rate, a longer warmup_updates or clip_norm = 1.0 is the usual cure."
         )
     )

@@ -21,10 +21,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from nmt import errors
-from nmt.errors import NmtError, RankError
+from nmt.errors import NmtError, RankError, StorageError
 
 BUCKET_BYTES = 32 * 2**20  # gradients summed in one message
-_ANSWER_S = 3.0  # how long a rank that still lives has to say so when another one is lost
+_ANSWER_S = 3.0  # how long a rank that still lives has to say so when another one ends or is lost
 _POLL_S = 0.05
 
 
@@ -89,12 +89,18 @@ class Ranks:
                     time.sleep(_POLL_S)
                 kind, text = json.loads(self._store.get(name))
             if kind:
+                self._store.set(f"{name}/{self.rank}", "")
                 raise getattr(errors, kind)("")
             return str(text)
         try:
             text = make()
-        except NmtError as error:
-            self._store.set(name, json.dumps([type(error).__name__, ""]))
+        except Exception as error:
+            kind = (
+                type(error) if isinstance(error, NmtError) else StorageError if isinstance(error, OSError) else NmtError
+            )
+            self._store.set(name, json.dumps([kind.__name__, ""]))
+            with suppress(RuntimeError):  # the store may end with this process, and before all have heard
+                self._without([f"{name}/{rank}" for rank in range(1, self.world)])
             raise
         self._store.set(name, json.dumps(["", text]))
         return text
@@ -179,12 +185,18 @@ class Ranks:
         with suppress(RuntimeError):  # the store itself may be lost
             if self._store is not None:
                 self._store.set(f"lost-company/{self.rank}", "")
-                until = time.monotonic() + _ANSWER_S
-                while missing and time.monotonic() < until:
-                    missing = [rank for rank in missing if not self._store.check([f"lost-company/{rank}"])]
-                    time.sleep(_POLL_S)
+                missing = self._without([f"lost-company/{rank}" for rank in missing])
         others = [str(rank) for rank in missing if rank != self.rank]
         return f"rank {', '.join(others)}" if others else "another rank"
+
+    def _without(self, keys: Sequence[str]) -> list[int]:
+        """Wait a moment for others to set all keys. Returns: the places of those that are not set."""
+        assert self._store is not None
+        missing, until = list(range(len(keys))), time.monotonic() + _ANSWER_S
+        while missing and time.monotonic() < until:
+            missing = [place for place in missing if not self._store.check([keys[place]])]
+            time.sleep(_POLL_S)
+        return missing
 
 
 _ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
