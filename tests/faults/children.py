@@ -13,7 +13,7 @@ from nmt.bundle import Bundle, checkpoint_name
 from nmt.config import TrainingConfig
 from nmt.storage.atomic import remove_stale
 from nmt.storage.manifest import MANIFEST, manifest_of
-from nmt.training import checkpoint
+from nmt.training import checkpoint, trainer
 from nmt.training.checkpoint import TrainState, best_updates, prune, save_checkpoint
 from nmt.training.optim import make_optimizer
 
@@ -68,3 +68,8 @@ def limit_file_size(size: int) -> None:
 
 def hang() -> None:
     time.sleep(600)
+
+
+def forget_seeding() -> None:
+    """A negative control: dropout is not seeded by the micro-batch."""
+    trainer._seed_dropout = lambda seed, micro_batch: None
