@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from faults.recipe import Recipe, assert_finished, differences, fingerprint, scale
+from faults.recipe import Recipe, differences, fingerprint, problems_of, scale
 from faults.warm import ROOT, Warm
 
 
@@ -32,8 +32,9 @@ def run_warm(warm: Warm, arguments: list[object], seconds: float) -> int:
 
 
 def test_c2_random_kills(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
-    rng, kills, cold_kills, ends = random.Random(2), 0, 0, 0
-    wanted, cold = scale(12, 200), scale(2, 20)
+    rng, kills, cold_kills, ends, wrong = random.Random(2), 0, 0, 0, []
+    wanted, cold = scale(12, 200), scale(1, 20)
+    longest = scale(6, 12) / 10 * recipe.seconds  # the short form kills sooner, to end fewer runs
     while kills < wanted:
         run = tmp_path / f"run-{ends}"
         code = -signal.SIGKILL
@@ -42,13 +43,15 @@ def test_c2_random_kills(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Cal
                 code = run_cold(recipe.arguments(run), rng.uniform(3, 6) + recipe.seconds * rng.random())
                 cold_kills += code == -signal.SIGKILL
             else:
-                code = run_warm(warm, recipe.arguments(run), 1.2 * recipe.seconds * rng.random())
+                code = run_warm(warm, recipe.arguments(run), longest * rng.random())
             kills += code == -signal.SIGKILL
         assert code in (0, -signal.SIGKILL)
-        assert_finished(warm.run(recipe.arguments(run)), run, recipe)
+        wrong += problems_of(warm.run(recipe.arguments(run)), run, recipe)
         ends += 1
-    said = f"{kills} kills ({cold_kills} of cold starts), {ends} runs to the end, 0 bit differences, 0 repairs"
-    figure("c2_random_kills", said, f"{wanted}, 0, 0", kills == wanted)
+    said = (
+        f"{kills} kills ({cold_kills} of cold starts), {ends} runs ended, {len(wrong)} of them differ {wrong[:3] or ''}"
+    )
+    figure("c2_random_kills", said.strip(), "0 differ", kills == wanted and not wrong)
 
 
 def test_c2_kills_at_operations(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
@@ -56,15 +59,17 @@ def test_c2_kills_at_operations(warm: Warm, recipe: Recipe, tmp_path: Path, figu
     log, run = tmp_path / "log", tmp_path / "counted"
     assert warm.run(recipe.arguments(run), [("shim:count", {"folder": run, "file": log})]).code == 0
     operations = log.read_text().splitlines()
-    rng, killed, points = random.Random(3), 0, scale(4, 200)
+    rng, killed, points, wrong = random.Random(3), 0, scale(3, 200), []
     for number in rng.sample(range(len(operations)), points):
         run = tmp_path / f"run-{number}"
         options = {"folder": run, "operation": number, "half": rng.random() < 0.3}
         code = warm.run(recipe.arguments(run), [("shim:kill_at", options)]).code
         assert code in (0, -signal.SIGKILL)
         killed += code != 0
-        assert_finished(warm.run(recipe.arguments(run)), run, recipe)
-    figure("c2_operation_kills", f"{killed} of {points} kills, 0 bit differences", "nearly all, 0", killed >= points - 3)
+        found = problems_of(warm.run(recipe.arguments(run)), run, recipe)
+        wrong += [f"{operations[number]}: {'; '.join(found)}"] if found else []
+    said = f"{killed} kills at {points} operations, {len(wrong)} runs differ {wrong[:3] or ''}".strip()
+    figure("c2_operation_kills", said, "0 differ", killed >= 0.9 * points and not wrong)
 
 
 def test_c2_control_a_lost_seed_shows(warm: Warm, recipe: Recipe, tmp_path: Path) -> None:

@@ -67,15 +67,15 @@ def halfway(warm: Warm, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory
 
 def faults(run: Path) -> Iterator[tuple[str, Any]]:
     """Names and hooks. The save of update 35 is the first that meets them."""
-    yield "RLIMIT_FSIZE 20 kB", ("children:limit_file_size", {"size": 20_000})
-    yield "RLIMIT_FSIZE 60 kB", ("children:limit_file_size", {"size": 60_000})
-    operations = range(0, 36, scale(17, 2))
+    for size in (60_000, 20_000)[: scale(1, 2)]:  # the moments do not fit, the weights do not fit
+        yield f"RLIMIT_FSIZE {size}", ("children:limit_file_size", {"size": size})
+    operations = range(scale(12, 0), 36, scale(99, 2))
     for error in ERRORS[: scale(1, 3)]:
         for number in operations:
             options = {"folder": run / "checkpoints", "operation": number, "errno": error}
             yield f"{errno.errorcode[error]} at {number}", ("shim:fail_at", options)
     for error in ERRORS[scale(1, 3) :]:
-        yield errno.errorcode[error], ("shim:fail_at", {"folder": run, "operation": 30, "errno": error})
+        yield errno.errorcode[error], ("shim:fail_at", {"folder": run / "checkpoints", "operation": 9, "errno": error})
 
 
 def problems(stopped: Result, run: Path, old: dict[str, bytes]) -> list[str]:
@@ -107,6 +107,15 @@ def test_c5_a_run_stops_and_goes_on(
         assert_finished(warm.run(recipe.arguments(run)), run, recipe)
         count += 1
     figure("c5_full_disk", f"{count - len(wrong)} of {count} {wrong[:3] or ''}".strip(), "all", not wrong)
+
+
+@pytest.mark.xfail(strict=True, reason="nmt says 'Reading or writing failed: No space left on device.' and no path")
+def test_c5_the_log_cannot_be_written(warm: Warm, recipe: Recipe, halfway: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(halfway, run)
+    old = tree(run / "checkpoints" / "ckpt-000028")
+    hook = ("shim:fail_at", {"folder": run, "operation": 30, "errno": errno.ENOSPC})
+    assert problems(warm.run(recipe.arguments(run), [hook]), run, old) == []
 
 
 def test_c5_control_without_a_fault(warm: Warm, recipe: Recipe, halfway: Path, tmp_path: Path) -> None:
