@@ -67,7 +67,7 @@ def test_c3_power_loss(tmp_path: Path, scenario: str, figure: Callable[..., None
 
 
 def test_c3_control_without_fsync(tmp_path: Path, figure: Callable[..., None]) -> None:
-    count, wrong = explore(tmp_path, "newer", scale(20, 500), fsyncs=False)
+    count, wrong = explore(tmp_path, "newer", scale(20, 60), fsyncs=False)
     figure("c3_control_no_fsync", f"{len(wrong)} violations in {count} states", "> 0", "nothing loads" in wrong)
 
 
