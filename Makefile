@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow lint type bench-multi30k bench-wmt bench-safety bench-help clean
+.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-help clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -18,6 +18,10 @@ test: setup lint type  # what CI runs
 
 test-slow: setup       # all tests, the slow ones too
 	$(BIN)/pytest
+
+FAMILY =
+test-faults: setup     # the fault tests in full, about half an hour; FAMILY="c1 c4" picks some
+	NMT_FAULTS=full $(BIN)/pytest tests/faults --timeout 3600 -k "$$(echo $(FAMILY) | sed 's/ / or /g')"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -45,12 +45,15 @@ class PowerLoss:
             self._add(path, content)
         before_log = dict(self._contents), {node: dict(names) for node, names in self._entries.items()}
         self.steps = [self._step(operation) for operation in log]
-        self._before = before_log[0], {node: before_log[1].get(node, {}) for node in self._entries}  # new folders: empty
+        self._before = (
+            before_log[0],
+            {node: before_log[1].get(node, {}) for node in self._entries},
+        )  # new folders: empty
         if not fsyncs:
             self.steps = [step for step in self.steps if step.kind != "fsync"]
 
-    def states(self, per_prefix: int, rng: random.Random) -> Iterator[Tree]:
-        """The states after every prefix; where there are more than `per_prefix`, the extremes and a sample."""
+    def states(self, per_prefix: int, rng: random.Random) -> Iterator[tuple[int, Tree]]:
+        """After each number of steps the possible states; of more than `per_prefix` the extremes and a sample."""
         for length in range(len(self.steps) + 1):
             pending = self._pending(length)
             writes = [self.steps[number].kind == "write" for number in pending]
@@ -61,7 +64,7 @@ class PowerLoss:
                 fates = [tuple(APPLIED for _ in pending), tuple(LOST for _ in pending)]
                 fates += [tuple(map(rng.choice, choices)) for _ in range(per_prefix - 2)]
             for fate in fates:
-                yield self.after(length, dict(zip(pending, fate, strict=True)))
+                yield length, self.after(length, dict(zip(pending, fate, strict=True)))
 
     def after(self, length: int, fates: dict[int, str]) -> Tree:
         """The tree after the first `length` steps, of which some are lost or cut short."""

@@ -91,10 +91,15 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
     return [part for part in one if one[part] != other[part]]
 
 
+def problems_of(result: Result, run: Path, recipe: Recipe) -> list[str]:
+    """In what a run differs from one that ended well and is bit-equal to the uninterrupted one."""
+    if result.code != 0:
+        return [f"exit code {result.code}: {result.stderr[-500:]}"]
+    return [f"{part} differ" for part in differences(recipe.expected, fingerprint(run))]
+
+
 def assert_finished(result: Result, run: Path, recipe: Recipe) -> None:
-    """The run ended well and is bit-equal to the uninterrupted one."""
-    assert result.code == 0, result.stderr
-    assert differences(recipe.expected, fingerprint(run)) == []
+    assert problems_of(result, run, recipe) == []
 
 
 def digest(path: Path) -> str:

@@ -31,7 +31,6 @@ class Operation:
     Attributes:
         target: of a rename.
         data, offset: of a write.
-        fresh: of a create: the file did not exist.
     """
 
     kind: str
@@ -39,7 +38,6 @@ class Operation:
     target: str = ""
     data: bytes = b""
     offset: int = 0
-    fresh: bool = True
 
 
 Before = Callable[[int, Operation], int | None]  # a number of bytes: write only these
@@ -95,19 +93,23 @@ class Shim:
             return None
         return os.path.relpath(found, self._folder)
 
-    def tell(self, operation: Operation) -> int | None:
-        """Count an operation that is about to happen."""
+    def tell(self, operation: Operation, argument: object = None) -> int | None:
+        """Count an operation that is about to happen; an error names `argument`, as the real call's does."""
         with self._lock:
             number = self._count
             self._count += 1
-            return self._before(number, operation)
+            try:
+                return self._before(number, operation)
+            except OSError as error:
+                error.filename = argument
+                raise
 
     # The replacements. Each keeps the real function it replaces.
 
     def _os_open(self, path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
         name = self.relative(path, dir_fd)
         if name is not None and flags & _WRITING:
-            self._tell_create(path if dir_fd is None else None, name, truncates=bool(flags & os.O_TRUNC))
+            self._tell_create(path, name, truncates=bool(flags & os.O_TRUNC))
         descriptor = _real_os_open(path, flags, mode, dir_fd=dir_fd)
         if name is not None:
             self._paths[descriptor] = os.path.normpath(os.path.join(self._folder, name))
@@ -127,11 +129,10 @@ class Shim:
         return _real_os_write(descriptor, data)
 
     def _tell_create(self, path: Any, name: str, *, truncates: bool) -> None:
-        exists = os.path.lexists(path if path is not None else os.path.join(self._folder, name))
-        if not exists:
-            self.tell(Operation("create", name))
+        if not os.path.lexists(os.path.join(self._folder, name)):
+            self.tell(Operation("create", name), path)
         elif truncates:
-            self.tell(Operation("truncate", name, fresh=False))
+            self.tell(Operation("truncate", name), path)
 
     def _fsync_like(self, real: Callable[[Any], None]) -> Callable[[Any], None]:
         def fsync(file: Any) -> None:
@@ -147,7 +148,7 @@ class Shim:
         def rename(src: Any, dst: Any, *, src_dir_fd: int | None = None, dst_dir_fd: int | None = None) -> None:
             names = self.relative(src, src_dir_fd), self.relative(dst, dst_dir_fd)
             if names[0] is not None or names[1] is not None:
-                self.tell(Operation("rename", names[0] or "", target=names[1] or ""))
+                self.tell(Operation("rename", names[0] or "", target=names[1] or ""), src)
             real(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
         return rename
@@ -157,7 +158,7 @@ class Shim:
             name = self.relative(path, dir_fd)
             # What changes nothing, such as mkdir of what is there, is no operation.
             if name is not None and os.path.lexists(os.path.join(self._folder, name)) == (kind != "mkdir"):
-                self.tell(Operation(kind, name))
+                self.tell(Operation(kind, name), path)
             real(path, *arguments, dir_fd=dir_fd)
 
         return change
@@ -243,30 +244,27 @@ def count(folder: str, file: str) -> None:
 
 def kill_at(folder: str, operation: int, half: bool = False) -> None:
     """For a child: SIGKILL itself before an operation; with `half` after writing half of it."""
-    shim: Shim
+    half_done = threading.Event()
 
     def kill(number: int, what: Operation) -> int | None:
-        if number == operation and not (half and what.kind == "write"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        if number == operation:
-            armed.set()
+        if number == operation and half and what.kind == "write":
+            half_done.set()  # the buffer comes back with the other half, which is the next operation
             return len(what.data) // 2
-        if armed.is_set():
+        if number == operation or half_done.is_set():
             os.kill(os.getpid(), signal.SIGKILL)
         return None
 
-    armed = threading.Event()
-    shim = Shim(folder, kill)
-    shim.install()
+    Shim(folder, kill).install()
 
 
-def fail_at(folder: str, operation: int, errno: int, once: bool = False) -> None:
-    """For a child: operations fail from that one on, or that one alone. On a full disk deleting still works."""
+def fail_at(folder: str | Path, operation: int, errno: int, once: bool = False) -> Shim:
+    """Operations fail from that one on, or that one alone. On a full disk deleting still works."""
 
-    def fail(number: int, what: Operation) -> int | None:
+    def fail(number: int, what: Operation) -> None:
         applies = number == operation if once else number >= operation
-        if not applies or (errno == errno_names.ENOSPC and what.kind not in FAILS_ON_A_FULL_DISK):
-            return None
-        raise OSError(errno, os.strerror(errno), what.path)
+        if applies and (errno != errno_names.ENOSPC or what.kind in FAILS_ON_A_FULL_DISK):
+            raise OSError(errno, os.strerror(errno))
 
-    Shim(folder, fail).install()
+    shim = Shim(folder, fail)
+    shim.install()
+    return shim
