@@ -4,18 +4,14 @@ import hashlib
 import json
 import math
 import os
-import resource
 import signal
-import threading
-import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from nmt.data.batching import Batch, Position
-from nmt.training import checkpoint, run, trainer, validation
+from nmt.training import trainer, validation
 from nmt.training.checkpoint import Snapshot
 from nmt.training.trainer import Trainer
 
@@ -108,3 +104,69 @@ def no_seeding() -> None:
 def lose_position() -> None:
     stream_from = Trainer._stream_from
     Trainer._stream_from = lambda self, position: stream_from(self, Position())  # type: ignore[method-assign]
+
+
+# NaN and hopeless losses
+
+
+def non_finite(update: int, where: str, value: float, notes: str) -> None:
+    """Make the loss or one gradient of an update's second micro-batch non-finite.
+
+    `notes` gets the hashes of weights and moments before and after the update, and the pairs of both micro-batches.
+    """
+    one_update, at_work, pairs = Trainer.one_update, list[Trainer](), list[list[int]]()
+
+    def spoil(loss: Callable[[], torch.Tensor], model: Any, batch: Batch) -> torch.Tensor:
+        result = loss()
+        if not at_work or at_work[0].state.update != update - 1:
+            return result
+        pairs.append(batch.indices.tolist())
+        if len(pairs) == 2 and where == "loss":
+            return result * value
+        if len(pairs) == 2:
+            model.decoder[0].feed_forward.up.weight.register_hook(lambda gradient: gradient * 0 + value)
+        return result
+
+    def patched(self: Trainer) -> dict[str, float]:
+        at_work[:] = [self]
+        before = _hash_of(self)
+        try:
+            return one_update(self)
+        finally:
+            if pairs and not os.path.exists(notes):
+                append(notes, json.dumps([before, _hash_of(self), pairs]))
+
+    around_loss(spoil)
+    Trainer.one_update = patched  # type: ignore[method-assign]
+
+
+def accept_non_finite() -> None:
+    """The negative control."""
+    Trainer._refuse_non_finite = lambda *_: None  # type: ignore[method-assign]
+
+
+def validation_loss(from_update: int, value: float, of_guessing: bool = False) -> None:
+    """From that update on validation finds this loss; with `of_guessing` so many times ln(2V)."""
+    validate, batch_loss, a_token = Trainer._validate, validation.batch_loss, value
+    late = False
+
+    def patched(self: Trainer) -> None:
+        nonlocal late, a_token
+        late = self.state.update >= from_update
+        a_token = value * math.log(2 * self.bundle.config.tgt_vocab_size) if of_guessing else value
+        validate(self)
+
+    def loss(model: Any, batch: Batch, *rest: Any) -> torch.Tensor:
+        return torch.tensor(a_token * batch.num_tokens) if late else batch_loss(model, batch, *rest)
+
+    Trainer._validate = patched  # type: ignore[method-assign]
+    validation.batch_loss = loss  # type: ignore[assignment]
+
+
+def _hash_of(trainer: Trainer) -> str:
+    """Of weights and moments."""
+    snapshot, digest = Snapshot.take(trainer.bundle, trainer.optimizer, trainer.state), hashlib.sha256()
+    for tensors in (snapshot.weights, snapshot.moments):
+        for name, tensor in sorted(tensors.items()):
+            digest.update(name.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()

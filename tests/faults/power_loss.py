@@ -45,10 +45,7 @@ class PowerLoss:
             self._add(path, content)
         before_log = dict(self._contents), {node: dict(names) for node, names in self._entries.items()}
         self.steps = [self._step(operation) for operation in log]
-        self._before = (
-            before_log[0],
-            {node: before_log[1].get(node, {}) for node in self._entries},
-        )  # new folders: empty
+        self._before = before_log[0], {node: before_log[1].get(node, {}) for node in self._entries}  # new folders: empty
         if not fsyncs:
             self.steps = [step for step in self.steps if step.kind != "fsync"]
 

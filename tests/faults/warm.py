@@ -131,9 +131,7 @@ class Warm:
         self._server.stdin.flush()
         return Child(self, self._count, files)
 
-    def run(
-        self, args: Iterable[object], hooks: Iterable[Hook] = (), timeout_s: float = 60.0, **options: Any
-    ) -> Result:
+    def run(self, args: Iterable[object], hooks: Iterable[Hook] = (), timeout_s: float = 60.0, **options: Any) -> Result:
         """`start`, and wait for the end."""
         return self.start(args, hooks, **options).wait(timeout_s)
 
