@@ -106,6 +106,7 @@ class Warm:
         call: str = COMMAND_LINE,
         keywords: Mapping[str, Any] | None = None,
         stdin: Path | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> Child:
         """Fork a child that calls the hooks, then the command line with `args`.
 
@@ -113,6 +114,7 @@ class Warm:
             hooks: functions of modules of this folder with their keywords, such as ("shim:kill_at", {"operation": 3}).
             call: another function than the command line, called with `keywords`.
             stdin: a file to read from.
+            env: variables beside the server's own.
         """
         self._count += 1
         files = (self._folder / f"{self._count}.out", self._folder / f"{self._count}.err")
@@ -124,6 +126,7 @@ class Warm:
             "keywords": dict(keywords or {}),
             "files": [str(path) for path in (stdin or os.devnull, *files)],
             "cwd": str(self._folder),
+            "env": dict(env or {}),
         }
         assert self._server.stdin
         self._server.stdin.write(json.dumps(request, default=str).encode() + b"\n")
@@ -226,6 +229,7 @@ class _Server:
             for descriptor, path in enumerate(request["files"]):
                 os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC if descriptor else os.O_RDONLY), descriptor)
             os.chdir(request["cwd"])
+            os.environ.update(request["env"])
             sys.argv = ["nmt", *request["args"]]
             for name, options in request["hooks"]:
                 _function(name)(**options)
