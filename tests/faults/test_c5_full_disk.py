@@ -57,14 +57,6 @@ def test_c5_every_operation_may_fail(tmp_path: Path, figure: Callable[..., None]
     figure("c5_failing_operations", said, "all", not wrong and len(cases) > 50)
 
 
-@pytest.fixture(scope="module")
-def halfway(warm: Warm, recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that stands at update 28."""
-    run = tmp_path_factory.mktemp("halfway") / "run"
-    assert warm.run(recipe.arguments(run, "--set", "training.max_updates=28")).code == 0
-    return run
-
-
 def faults(run: Path) -> Iterator[tuple[str, Any]]:
     """Names and hooks. The save of update 35 is the first that meets them."""
     for size in (60_000, 20_000)[: scale(1, 2)]:  # the moments do not fit, the weights do not fit
