@@ -280,13 +280,13 @@ class Trainer:
         return update > 0 and (validation or saving)
 
     def _validate_and_save(self) -> None:
+        self._compare_weights()
         if self.state.update % self.config.validation.every == 0 or self._limit_reached():
             self._validate()
         self._save()
 
     def _validate(self) -> None:
-        """Raises: DivergedError (a hopeless loss, ranks that differ), Interrupted."""
-        self._compare_weights()
+        """Raises: DivergedError (a hopeless loss), Interrupted."""
         scores = validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
         if scores is None:
             self._agree()
@@ -354,6 +354,7 @@ class Trainer:
     def _stop_here(self, *, save: bool = True) -> NoReturn:
         """End because of a signal. Raises: Interrupted."""
         if save and self._saved_update != self.state.update:
+            self._compare_weights()
             self._save()
         self.writer.wait()
         where = f"Stopped by a signal after update {self.state.update:,}; the same command goes on from there."
