@@ -7,7 +7,6 @@ import base64
 import hashlib
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +21,7 @@ from nmt.data.cache import FORMAT_VERSION, TokenCache, build_cache
 from nmt.data.clean import Scan, scan
 from nmt.data.sources import Chunk, describe, read_chunks
 from nmt.errors import DataError
-from nmt.storage.atomic import atomic_folder, remove_stale, write_file
+from nmt.storage.atomic import atomic_folder, remove_folder, remove_stale, write_file
 from nmt.storage.manifest import damage
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
@@ -218,7 +217,7 @@ def _is_whole(folder: Path, say: Say) -> bool:
     problem = damage(folder)
     if problem:
         say(f"warning: {folder} is damaged: {problem}; making it again")
-        shutil.rmtree(folder)
+        remove_folder(folder)
     return problem is None
 
 

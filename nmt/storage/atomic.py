@@ -84,14 +84,29 @@ def commit_folder(temporary: Path, final: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
-def remove_stale(folder: Path) -> None:
+def remove_folder(folder: Path) -> None:
+    """Delete a folder, if it is there, so that nobody ever finds half of it. Raises: StorageError."""
+    leaving = folder.with_name(f"{folder.name}.tmp-{os.getpid()}")  # what a kill leaves of it is stale
+    try:
+        shutil.rmtree(leaving, ignore_errors=True)
+        with suppress(FileNotFoundError):
+            os.rename(folder, leaving)
+            shutil.rmtree(leaving)
+    except OSError as error:
+        raise StorageError(f"Cannot delete {folder}: {error.strerror}.") from error
+
+
+def remove_stale(folder: Path, *, ours_alone: bool = False) -> None:
     """Remove what a killed process left in `folder`: temporary and replaced entries of dead processes.
 
     An entry that was moved aside while its replacement never came goes back to its place.
+
+    Args:
+        ours_alone: nobody else writes there now, as a lock says: then the number of a process that lives is a chance.
     """
     for path in list(folder.glob("*.*-*")):
         kind, _, pid = path.suffix.lstrip(".").partition("-")
-        if kind not in ("tmp", "old") or not pid.isdecimal() or _alive(int(pid)):
+        if kind not in ("tmp", "old") or not pid.isdecimal() or (not ours_alone and _alive(int(pid))):
             continue
         final = path.with_suffix("")
         if kind == "old" and not final.exists():

@@ -7,7 +7,6 @@
 import copy
 import json
 import math
-import shutil
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from torch import Tensor
 from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights, weights_of, write_tensors
 from nmt.errors import BundleError
 from nmt.model.transformer import Transformer
-from nmt.storage.atomic import atomic_folder, write_file
+from nmt.storage.atomic import atomic_folder, remove_folder, write_file
 from nmt.storage.manifest import damage
 
 
@@ -131,7 +130,7 @@ class CheckpointWriter:
     def _write(self, snapshot: Snapshot, keep: Callable[[], Collection[Path]]) -> None:
         save_checkpoint(self._run, snapshot)
         # A final bundle of an end that was left behind: until the next end the best checkpoint serves.
-        shutil.rmtree(self._run / "bundle", ignore_errors=True)
+        remove_folder(self._run / "bundle")
         prune(self._run, keep=keep())
 
 
@@ -181,10 +180,10 @@ def best_updates(state: TrainState, count: int) -> list[int]:
 
 
 def prune(run: Path, keep: Collection[Path]) -> None:
-    """Delete all checkpoints but `keep`."""
+    """Delete all checkpoints but `keep`. Raises: StorageError."""
     for folder in list_checkpoints(run):
         if folder not in keep:
-            shutil.rmtree(folder)
+            remove_folder(folder)
 
 
 def average(folders: Sequence[Path]) -> dict[str, Tensor]:

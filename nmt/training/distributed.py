@@ -8,6 +8,7 @@ timing, so that a resumed run repeats an uninterrupted one.
 import json
 import math
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -181,13 +182,21 @@ class Ranks:
 
     def _lost(self) -> str:
         """The ranks that do not say, within a moment, that they have noticed it too."""
-        missing = list(range(self.world))
-        with suppress(RuntimeError):  # the store itself may be lost
-            if self._store is not None:
-                self._store.set(f"lost-company/{self.rank}", "")
-                missing = self._without([f"lost-company/{rank}" for rank in missing])
-        others = [str(rank) for rank in missing if rank != self.rank]
-        return f"rank {', '.join(others)}" if others else "another rank"
+        silent = [rank for rank in range(self.world) if rank != self.rank]
+        found: list[list[int]] = []
+
+        def ask(store: Store) -> None:
+            with suppress(RuntimeError):
+                store.set(f"lost-company/{self.rank}", "")
+                found.append([silent[at] for at in self._without([f"lost-company/{rank}" for rank in silent])])
+
+        if self._store is not None:
+            asking = threading.Thread(target=ask, args=(self._store,), daemon=True)  # a store that hangs never answers
+            asking.start()
+            asking.join(_ANSWER_S + 1)
+        if not found:  # no word of the store, which is on rank 0's machine
+            found.append(silent if self.first else [0])
+        return f"rank {', '.join(map(str, found[0]))}" if found[0] else "another rank"
 
     def _without(self, keys: Sequence[str]) -> list[int]:
         """Wait a moment for others to set all keys. Returns: the places of those that are not set."""

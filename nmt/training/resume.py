@@ -14,7 +14,6 @@ import torch
 from nmt.bundle import list_checkpoints
 from nmt.config import Config
 from nmt.errors import BundleError, ConfigError
-from nmt.storage.atomic import remove_stale
 from nmt.training.checkpoint import TrainState, load_state, newest_whole
 
 ALLOWED = {
@@ -64,7 +63,6 @@ def choose_checkpoint(run: Path, now: TrainState, allowed: Collection[str], say:
         say: told what was verified, and what is wrong with the others.
     Raises: ConfigError (text, tokenizer or ranks changed), BundleError (no checkpoint is whole).
     """
-    remove_stale(run / "checkpoints")
     checkpoint, damaged = newest_whole(run)
     if checkpoint is None and damaged:
         raise BundleError(

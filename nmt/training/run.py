@@ -139,8 +139,8 @@ def _open(
     allow_changed: Collection[str] = (),
 ) -> _Opened:
     """Resolve the config, check it against the run's own, prepare the data."""
-    remove_stale(run)
-    remove_stale(run / "checkpoints")
+    for folder in (run, run / "checkpoints"):
+        remove_stale(folder, ours_alone=True)
     earlier = _earlier_config(run)
     start = _start(config) if earlier is None else None
     config = resolve(config, device, earlier, start)

@@ -269,13 +269,13 @@ class Trainer:
         return update > 0 and (validation or saving)
 
     def _validate_and_save(self) -> None:
+        refuse_drift(self.model, self.state.update, self.ranks)
         if self.state.update % self.config.validation.every == 0 or limit_reached(self.config, self.state):
             self._validate()
         self._save()
 
     def _validate(self) -> None:
-        """Raises: DivergedError (a hopeless loss, ranks that differ), Interrupted."""
-        refuse_drift(self.model, self.state.update, self.ranks)
+        """Raises: DivergedError (a hopeless loss), Interrupted."""
         scores = validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
         if scores is None:
             self._agree()
@@ -312,6 +312,7 @@ class Trainer:
     def _stop_here(self, *, save: bool = True) -> NoReturn:
         """End because of a signal. Raises: Interrupted."""
         if save and self._saved_update != self.state.update:
+            refuse_drift(self.model, self.state.update, self.ranks)
             self._save()
         self.writer.wait()
         where = f"Stopped by a signal after update {self.state.update:,}; the same command goes on from there."

@@ -99,11 +99,11 @@ def signal_after(update: int, rank: int, number: int) -> None:
 
 
 def flip_bit_after(update: int, rank: int) -> None:
-    """The lowest bit of one weight changes when an update is done."""
+    """One bit of one weight changes when an update is done: not the lowest, which the next ones may round away."""
 
     def flip(work: Trainer) -> None:
         weight = next(work.model.parameters()).detach().view(torch.int32).flatten()
-        weight[7] ^= 1
+        weight[7] ^= 1 << 10
 
     _after(update, rank, flip)
 

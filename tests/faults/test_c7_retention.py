@@ -7,13 +7,10 @@ import os
 import shutil
 from pathlib import Path
 
-import pytest
-
 from faults.recipe import Recipe, problems_of, scale
 from faults.warm import Warm
 
 
-@pytest.mark.xfail(strict=True, reason="bundle/ is deleted in place: half of it hides the good checkpoints")
 def test_c7_a_bundle_half_deleted(warm: Warm, recipe: Recipe, halfway: Path, tmp_path: Path) -> None:
     log, run = tmp_path / "log", tmp_path / "run"
     shutil.copytree(halfway, run)
@@ -30,7 +27,6 @@ def test_c7_a_bundle_half_deleted(warm: Warm, recipe: Recipe, halfway: Path, tmp
     assert set(codes) == {0}
 
 
-@pytest.mark.xfail(strict=True, reason="remove_stale leaves it aside, and the run begins anew without a word")
 def test_c7_moved_aside_by_a_process_whose_number_lives_again(
     warm: Warm, recipe: Recipe, halfway: Path, tmp_path: Path
 ) -> None:

@@ -102,7 +102,7 @@ class Torchrun:
             pids = [int(pid) for pid in children.read_text().split()]
         except FileNotFoundError:
             return []
-        return sorted(pid for pid in pids if not _is_zombie(pid))
+        return sorted(pid for pid in pids if process_state(pid) not in ("Z", ""))
 
     def send(self, number: int, *, agent: bool = False, workers: Sequence[int] = ()) -> None:
         """A signal to torchrun itself, to some of its workers (by rank), or to all."""
@@ -163,8 +163,14 @@ def wait_until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0
         time.sleep(0.01)
 
 
-def _is_zombie(pid: int) -> bool:
+def process_state(pid: int) -> str:
+    """Its letter in /proc, such as Z of a zombie and T of what SIGSTOP has stopped; nothing if it is gone."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
-        return True
+        return ""
+
+
+def timed(work: Callable[[], Result]) -> tuple[Result, float]:
+    began = time.monotonic()
+    return work(), time.monotonic() - began
