@@ -58,7 +58,8 @@ class TrainingLog:
                 self._bar.stop()
                 self._bar = None
             if self._board is not None:
-                self._board.close()
+                with suppress(OSError):  # said below, if it was noticed while training
+                    self._board.close()
             self._file = None
 
     def record(self, kind: str, values: dict[str, Any], *, fraction_done: float, minutes_left: float) -> None:
@@ -74,10 +75,7 @@ class TrainingLog:
                 f"Cannot add {len(line):,} bytes to {self._file}: {error.strerror}. The last checkpoint stands; free "
                 f"space or permissions, then run the same command again."
             ) from error
-        if self._board is not None:
-            for name, value in values.items():
-                if isinstance(value, int | float) and name != "update":
-                    self._board.add_scalar(f"{kind}/{name}", value, values["update"])
+        self._show_on_board(kind, values)
         text = _one_line(kind, values)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=fraction_done, description=_bar_text(values))
@@ -85,6 +83,18 @@ class TrainingLog:
                 self.say(text)
         else:
             self.say(f"{text}  {_clock(minutes_left)} left" if kind == "update" else text)
+
+    def _show_on_board(self, kind: str, values: dict[str, Any]) -> None:
+        """Hand the numbers to TensorBoard. Its files are a convenience: a full disk ends them alone."""
+        if self._board is None:
+            return
+        try:
+            for name, value in values.items():
+                if isinstance(value, int | float) and name != "update":
+                    self._board.add_scalar(f"{kind}/{name}", value, values["update"])
+        except OSError as error:
+            self._board = None
+            self.say(f"warning: TensorBoard's files cannot be written ({error.strerror}); training goes on without")
 
 
 def _one_line(kind: str, values: dict[str, Any]) -> str:

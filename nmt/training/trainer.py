@@ -413,5 +413,13 @@ def _does_not_fit(what: str) -> ConfigError:
 
 
 def _seed_dropout(seed: int, micro_batch: int) -> None:
-    """Reseed torch's default generators (CPU and all devices) for one micro-batch."""
-    torch.manual_seed(int(np.random.SeedSequence([seed, micro_batch]).generate_state(1, np.uint64)[0] >> 1))
+    """Reseed torch's default generators for one micro-batch.
+
+    Not by `torch.manual_seed`, which takes a millisecond for devices that are not there.
+    """
+    state = int(np.random.SeedSequence([seed, micro_batch]).generate_state(1, np.uint64)[0] >> 1)
+    torch.default_generator.manual_seed(state)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed(state)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(state)

@@ -18,6 +18,7 @@ import torch
 
 from nmt.data.batching import Ids
 from nmt.training import run, trainer, validation
+from nmt.training.distributed import Ranks
 from nmt.training.trainer import Trainer
 
 
@@ -110,7 +111,7 @@ def flip_bit_after(update: int, rank: int) -> None:
 
 def blind() -> None:
     """A control: weights are not compared."""
-    Trainer._compare_weights = lambda self: None  # type: ignore[method-assign]
+    trainer.refuse_drift = lambda *_: None  # type: ignore[assignment]
 
 
 def other_seed(rank: int) -> None:
@@ -172,12 +173,12 @@ def _after(update: int, rank: int, action: Callable[[Trainer], None]) -> None:
 
 def linger_in_validation(update: int, file: str) -> None:
     """The validation after an update takes as long as it is let, in steps of one batch each."""
-    compare_weights, heed = Trainer._compare_weights, validation._heed
+    refuse_drift, heed = trainer.refuse_drift, validation._heed
     slow = []
 
-    def noted(self: Trainer) -> None:
-        compare_weights(self)
-        if self.state.update == update:
+    def noted(model: torch.nn.Module, now: int, ranks: Ranks) -> None:
+        refuse_drift(model, now, ranks)
+        if now == update:
             slow.append(True)
             _note(file, "validation")
 
@@ -186,7 +187,7 @@ def linger_in_validation(update: int, file: str) -> None:
             time.sleep(0.3)
         heed(stop)
 
-    Trainer._compare_weights, validation._heed = noted, slowly  # type: ignore[method-assign]
+    trainer.refuse_drift, validation._heed = noted, slowly  # type: ignore[assignment]
 
 
 def linger_in_preparation(file: str) -> None:
