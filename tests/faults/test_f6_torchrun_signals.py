@@ -1,0 +1,94 @@
+"""F6: SIGTERM to torchrun, to one worker, or to all of them at once: saved at an update, resumed bit-equal."""
+
+import random
+import re
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from faults import worlds
+from faults.recipe import Recipe, fingerprint, scale
+from faults.warm import Hook, Warm
+from faults.worlds import LENGTH, UPDATES, torchrun, wait_until
+from nmt.training.checkpoint import newest_whole
+
+LIMIT_S = 20
+# Everyone at once is what a scheduler does: a worker then gets the signal again from torchrun.
+TARGETS: dict[str, dict[str, Any]] = {
+    "everyone": {"agent": True, "workers": (0, 1)},
+    "worker 1": {"workers": (1,)},
+    "worker 0": {"workers": (0,)},
+    "torchrun": {"agent": True},
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """When the signal comes: after some update, within the validation after one, or while rank 0 prepares data."""
+
+    phase: str  # "update", "validation" or "preparation"
+    update: int
+    target: str
+
+
+def moments() -> list[Moment]:
+    rng = random.Random(6)
+    some = [Moment("update", rng.randrange(1, UPDATES - 5), target) for target in TARGETS]
+    some += [Moment("validation", rng.randrange(7, UPDATES - 6, 7), target) for target in TARGETS]
+    some += [Moment("preparation", 0, target) for target in TARGETS]
+    chosen = [some[0], some[5]]
+    return chosen + [moment for moment in some if moment not in chosen][: scale(0, 12)]
+
+
+def problems(recipe: Recipe, folder: Path, moment: Moment) -> tuple[list[str], float]:
+    """Stop a run at a moment. Returns: what is not as promised, and the seconds it took to end."""
+    run, mark, codes = folder / "run", folder / "mark", folder / "codes"
+    hooks: list[Hook] = [("note_exit", {"file": str(codes)})]
+    if moment.phase == "validation":
+        hooks.append(("linger_in_validation", {"update": moment.update, "file": str(mark)}))
+    if moment.phase == "preparation":
+        hooks.append(("linger_in_preparation", {"file": str(mark)}))
+    with torchrun(folder, recipe.arguments(run, *LENGTH), hooks) as group:
+        if moment.phase == "update":
+            wait_until(lambda: worlds.reached(run) >= moment.update or not group.running(), "the update")
+        else:
+            wait_until(lambda: Path(f"{mark}.0").exists() or not group.running(), moment.phase)
+            time.sleep(0.2)
+        began = time.monotonic()
+        group.send(signal.SIGTERM, **TARGETS[moment.target])
+        group.wait()
+        seconds = time.monotonic() - began
+        output = group.output
+    newest, damaged = newest_whole(run)
+    checks = {"in time": seconds <= LIMIT_S, "whole": not damaged, "no traceback of nmt": "nmt/" not in output}
+    if moment.phase == "preparation":
+        checks["says so"] = "nmt: Stopped while starting" in output
+        checks["nothing saved"] = newest is None
+    else:
+        saved = int(newest.name.removeprefix("ckpt-")) if newest else 0
+        said = re.findall(r"nmt: Stopped by a signal after update (\d+);", output)
+        checks["says so, once"] = said == [str(saved)] and "while starting" not in output
+        checks["at the update"] = saved >= moment.update if moment.phase == "update" else saved == moment.update
+        checks["exit codes"] = worlds.notes(codes, 2) == [["143"], ["143"]]
+    if "worker" in moment.target:
+        checks["torchrun reports it"] = bool(re.search(r"exitcode\W+143", output))
+    wrong = [name for name, fine in checks.items() if not fine]
+    return wrong and [*wrong, output[-3000:]], seconds
+
+
+def test_f6_signals_under_torchrun(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
+    worlds.finish(warm, recipe, tmp_path / "whole")
+    expected, wrong, slowest, tried = fingerprint(tmp_path / "whole"), [], 0.0, moments()
+    for number, moment in enumerate(tried):
+        folder = tmp_path / str(number)
+        found, seconds = problems(recipe, folder, moment)
+        slowest = max(slowest, seconds)
+        worlds.finish(warm, recipe, folder / "run")
+        found += worlds.parts_that_differ(expected, folder / "run")
+        wrong += [f"{moment}: {'; '.join(found)}"] if found else []
+    print("\n".join(wrong))
+    said = f"{len(tried) - len(wrong)} of {len(tried)} moments, ended within {slowest:.1f} s, resumed bit-equal"
+    figure("f6_torchrun_signals", said, f"all, <= {LIMIT_S} s", not wrong)
