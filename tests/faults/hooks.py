@@ -4,8 +4,10 @@ import hashlib
 import json
 import math
 import os
+import resource
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -170,3 +172,68 @@ def _hash_of(trainer: Trainer) -> str:
         for name, tensor in sorted(tensors.items()):
             digest.update(name.encode() + tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+# Memory
+
+
+class Memory:
+    """Holds batches of at most `limit` padded tokens; `note` is called when one does not fit."""
+
+    def __init__(self, limit: int, backward: bool, note: Callable[[], None]) -> None:
+        self.limit, self.backward, self._note = limit, backward, note
+
+    def hold(self, loss: Callable[[], torch.Tensor], model: Any, batch: Batch) -> torch.Tensor:
+        """The loss of a batch, whose forward or backward pass fails if it does not fit."""
+        if torch.is_inference_mode_enabled() or max(batch.src.size, batch.tgt_out.size) <= self.limit:
+            return loss()
+        if not self.backward:
+            self._fail()
+
+        def fail(gradient: torch.Tensor) -> None:
+            handle.remove()
+            assert any(parameter.grad is not None for parameter in model.decoder.parameters())  # half way through
+            self._fail()
+
+        handle = model.encoder[0].self_attention.qkv.weight.register_hook(fail)
+        return loss()
+
+    def _fail(self) -> None:
+        self._note()
+        raise torch.OutOfMemoryError("made up")
+
+
+def out_of_memory(limits: list[int], notes: str, backward: bool = False) -> None:
+    """A memory that shrinks after updates 3, 6, …; `notes` gets its size at every failure."""
+    memory = Memory(limits[0], backward, lambda: append(notes, memory.limit))
+
+    def shrink(self: Trainer) -> None:
+        memory.limit = limits[min(self.state.update // 3, len(limits) - 1)]
+
+    around_loss(memory.hold)
+    after_update(shrink)
+
+
+def drop_what_fails() -> None:
+    """A negative control: a batch that does not fit is left out."""
+
+    def drop(loss: Callable[[], torch.Tensor], model: Any, batch: Batch) -> torch.Tensor:
+        try:
+            return loss()
+        except torch.OutOfMemoryError:
+            return 0.0 * sum(parameter.sum() for parameter in model.parameters())  # type: ignore[return-value]
+
+    around_loss(drop)
+
+
+def limit_address_space(extra_mb: int) -> None:
+    """From the first update on the process gets no more than so much memory beyond what it has."""
+    try_widest = Trainer.try_widest_batches
+
+    def patched(self: Trainer) -> None:
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
+        size = int(line.split()[1]) * 1024 + extra_mb * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        try_widest(self)
+
+    Trainer.try_widest_batches = patched  # type: ignore[method-assign]
