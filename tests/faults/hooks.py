@@ -6,6 +6,8 @@ import math
 import os
 import resource
 import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from typing import Any
 import torch
 
 from nmt.data.batching import Batch, Position
-from nmt.training import trainer, validation
+from nmt.training import checkpoint, run, trainer, validation
 from nmt.training.checkpoint import Snapshot
 from nmt.training.trainer import Trainer
 
@@ -237,3 +239,56 @@ def limit_address_space(extra_mb: int) -> None:
         try_widest(self)
 
     Trainer.try_widest_batches = patched  # type: ignore[method-assign]
+
+
+# Signals at any moment
+
+
+def signal_in(phase: str, after_s: float, number: int, update: int = 0) -> None:
+    """A signal so long after a phase of the run has begun; of "update" and "saving" that of one update."""
+    module, name = PHASES[phase]
+    original, sent = getattr(module, name), threading.Event()
+
+    def patched(*args: Any, **keywords: Any) -> Any:
+        reached = {"update": lambda: args[0].state.update == update, "saving": lambda: args[1].state.update == update}
+        if not sent.is_set() and reached.get(phase, lambda: True)():
+            sent.set()
+            timer = threading.Timer(after_s, os.kill, (os.getpid(), number))
+            timer.daemon = True
+            timer.start()
+        return original(*args, **keywords)
+
+    setattr(module, name, patched)
+
+
+PHASES = {
+    "preparing": (run, "prepare"),
+    "update": (Trainer, "one_update"),
+    "validation": (trainer, "validate"),
+    "saving": (checkpoint, "save_checkpoint"),
+    "final": (Trainer, "_write_final_bundle"),
+    "bundle": (trainer, "atomic_folder"),
+}
+
+
+def slow_validation(batch_s: float) -> None:
+    """Wait before each batch of a validation."""
+    heed = validation._heed
+
+    def slow(stop: Any) -> None:
+        time.sleep(batch_s)
+        heed(stop)
+
+    validation._heed = slow
+
+
+def slow_fsync(seconds: float, folder: str) -> None:
+    """Wait at every fsync below a folder whose name holds this."""
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        if folder in os.readlink(f"/proc/self/fd/{descriptor}"):
+            time.sleep(seconds)
+        fsync(descriptor)
+
+    os.fsync = slow
