@@ -12,9 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nmt.data.batching import Batch, Position
+from nmt.data.cache import TokenCache
 from nmt.training import checkpoint, run, trainer, validation
 from nmt.training.checkpoint import Snapshot
 from nmt.training.trainer import Trainer
@@ -292,3 +294,19 @@ def slow_fsync(seconds: float, folder: str) -> None:
         fsync(descriptor)
 
     os.fsync = slow
+
+
+# Data
+
+
+def corrupt_pair(pair: int, side: str) -> None:
+    """In memory one pair of the training cache begins with an id that no tokenizer has."""
+    slice_of = TokenCache._slice
+
+    def corrupted(self: TokenCache, which: str, index: int) -> Any:
+        ids = slice_of(self, which, index)
+        if (which, index) != (side, pair) or not self.folder.name.startswith("train-"):
+            return ids
+        return np.concatenate([[60_000], ids[1:]]).astype(ids.dtype)
+
+    TokenCache._slice = corrupted  # type: ignore[method-assign]
