@@ -105,19 +105,37 @@ def _read_dataset(source: Source, config: DataConfig) -> Iterator[Chunk]:
             f"The data set {source.hf} has no column {source.column!r} (it has: {', '.join(dataset.column_names)}). "
             f"Name the one that holds {{language: text}} with column = …"
         )
+    total = 0
     for table in dataset.with_format("arrow").iter(batch_size=CHUNK_PAIRS):
         column = table[source.column].combine_chunks()
         sides = []
         for language in (config.src_lang, config.tgt_lang):
             try:
-                texts = column.field(language).to_pylist()
+                texts = column.field(language)
             except (KeyError, AttributeError) as error:
                 raise DataError(
                     f"The column {source.column!r} of {source.hf} has no language {language!r}: {column.type}. "
                     f"Set data.src_lang and data.tgt_lang to those it has."
                 ) from error
-            sides.append([clean(text or "") for text in texts])
+            sides.append(_strings(texts, f"{source.hf}, split {source.split}, language {language}", total))
+        total += len(column)
         yield sides[0], sides[1]
+
+
+def _strings(texts: Any, where: str, rows_before: int) -> list[str]:
+    """An Arrow array as cleaned lines; null is an empty one. Raises: DataError (a row that is no text)."""
+    try:
+        return [clean("" if text is None else text) for text in texts.to_pylist()]
+    except (AttributeError, UnicodeDecodeError):
+        for number, text in enumerate(texts, start=rows_before + 1):
+            try:
+                clean(text.as_py() if text.is_valid else "")
+            except AttributeError as error:
+                problem = f"{type(text.as_py()).__name__} instead of text"
+                raise DataError(f"{where}, row {number}: {problem}. Each row must be {{language: text}}.") from error
+            except UnicodeDecodeError as error:
+                raise DataError(f"{where}, row {number}: invalid UTF-8. Mend or drop that row.") from error
+        raise
 
 
 def _load_dataset(source: Source, folder: Path) -> Any:
@@ -134,9 +152,10 @@ def _load_dataset(source: Source, folder: Path) -> Any:
     try:
         return datasets.load_dataset(str(local) if local.is_dir() else source.hf, split=source.split, **options)
     except Exception as error:  # the library raises dozens of kinds, network ones among them
+        cause = error.__cause__ or error  # which names the row, where its wrapper says only that there was an error
         raise DataError(
             f"Cannot load the data set {source.hf!r} (name {source.name!r}, split {source.split!r}): "
-            f"{str(error).splitlines()[0] if str(error) else type(error).__name__} "
+            f"{str(cause).splitlines()[0] if str(cause) else type(cause).__name__} "
             f"Without a network, give a local folder laid out like the hub's repository as hf = …, or text files as "
             f"src = … and tgt = …"
         ) from error

@@ -4,14 +4,20 @@ import hashlib
 import json
 import math
 import os
+import resource
 import signal
+import threading
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from nmt.data.batching import Batch, Position
-from nmt.training import trainer, validation
+from nmt.data.cache import TokenCache
+from nmt.training import checkpoint, run, trainer, validation
 from nmt.training.checkpoint import Snapshot
 from nmt.training.trainer import Trainer
 
@@ -170,3 +176,137 @@ def _hash_of(trainer: Trainer) -> str:
         for name, tensor in sorted(tensors.items()):
             digest.update(name.encode() + tensor.numpy().tobytes())
     return digest.hexdigest()
+
+
+# Memory
+
+
+class Memory:
+    """Holds batches of at most `limit` padded tokens; `note` is called when one does not fit."""
+
+    def __init__(self, limit: int, backward: bool, note: Callable[[], None]) -> None:
+        self.limit, self.backward, self._note = limit, backward, note
+
+    def hold(self, loss: Callable[[], torch.Tensor], model: Any, batch: Batch) -> torch.Tensor:
+        """The loss of a batch, whose forward or backward pass fails if it does not fit."""
+        if torch.is_inference_mode_enabled() or max(batch.src.size, batch.tgt_out.size) <= self.limit:
+            return loss()
+        if not self.backward:
+            self._fail()
+
+        def fail(gradient: torch.Tensor) -> None:
+            handle.remove()
+            assert any(parameter.grad is not None for parameter in model.decoder.parameters())  # half way through
+            self._fail()
+
+        handle = model.encoder[0].self_attention.qkv.weight.register_hook(fail)
+        return loss()
+
+    def _fail(self) -> None:
+        self._note()
+        raise torch.OutOfMemoryError("made up")
+
+
+def out_of_memory(limits: list[int], notes: str, backward: bool = False) -> None:
+    """A memory that shrinks after updates 3, 6, …; `notes` gets its size at every failure."""
+    memory = Memory(limits[0], backward, lambda: append(notes, memory.limit))
+
+    def shrink(self: Trainer) -> None:
+        memory.limit = limits[min(self.state.update // 3, len(limits) - 1)]
+
+    around_loss(memory.hold)
+    after_update(shrink)
+
+
+def drop_what_fails() -> None:
+    """A negative control: a batch that does not fit is left out."""
+
+    def drop(loss: Callable[[], torch.Tensor], model: Any, batch: Batch) -> torch.Tensor:
+        try:
+            return loss()
+        except torch.OutOfMemoryError:
+            return 0.0 * sum(parameter.sum() for parameter in model.parameters())  # type: ignore[return-value]
+
+    around_loss(drop)
+
+
+def limit_address_space(extra_mb: int) -> None:
+    """From the first update on the process gets no more than so much memory beyond what it has."""
+    try_widest = Trainer.try_widest_batches
+
+    def patched(self: Trainer) -> None:
+        (line,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize"))
+        size = int(line.split()[1]) * 1024 + extra_mb * 2**20
+        resource.setrlimit(resource.RLIMIT_AS, (size, size))
+        try_widest(self)
+
+    Trainer.try_widest_batches = patched  # type: ignore[method-assign]
+
+
+# Signals at any moment
+
+
+def signal_in(phase: str, after_s: float, number: int, update: int = 0) -> None:
+    """A signal so long after a phase of the run has begun; of "update" and "saving" that of one update."""
+    module, name = PHASES[phase]
+    original, sent = getattr(module, name), threading.Event()
+
+    def patched(*args: Any, **keywords: Any) -> Any:
+        reached = {"update": lambda: args[0].state.update == update, "saving": lambda: args[1].state.update == update}
+        if not sent.is_set() and reached.get(phase, lambda: True)():
+            sent.set()
+            timer = threading.Timer(after_s, os.kill, (os.getpid(), number))
+            timer.daemon = True
+            timer.start()
+        return original(*args, **keywords)
+
+    setattr(module, name, patched)
+
+
+PHASES = {
+    "preparing": (run, "prepare"),
+    "update": (Trainer, "one_update"),
+    "validation": (trainer, "validate"),
+    "saving": (checkpoint, "save_checkpoint"),
+    "final": (Trainer, "_write_final_bundle"),
+    "bundle": (trainer, "atomic_folder"),
+}
+
+
+def slow_validation(batch_s: float) -> None:
+    """Wait before each batch of a validation."""
+    heed = validation._heed
+
+    def slow(stop: Any) -> None:
+        time.sleep(batch_s)
+        heed(stop)
+
+    validation._heed = slow
+
+
+def slow_fsync(seconds: float, folder: str) -> None:
+    """Wait at every fsync below a folder whose name holds this."""
+    fsync = os.fsync
+
+    def slow(descriptor: int) -> None:
+        if folder in os.readlink(f"/proc/self/fd/{descriptor}"):
+            time.sleep(seconds)
+        fsync(descriptor)
+
+    os.fsync = slow
+
+
+# Data
+
+
+def corrupt_pair(pair: int, side: str) -> None:
+    """In memory one pair of the training cache begins with an id that no tokenizer has."""
+    slice_of = TokenCache._slice
+
+    def corrupted(self: TokenCache, which: str, index: int) -> Any:
+        ids = slice_of(self, which, index)
+        if (which, index) != (side, pair) or not self.folder.name.startswith("train-"):
+            return ids
+        return np.concatenate([[60_000], ids[1:]]).astype(ids.dtype)
+
+    TokenCache._slice = corrupted  # type: ignore[method-assign]
