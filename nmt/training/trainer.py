@@ -419,7 +419,7 @@ def _seed_dropout(seed: int, micro_batch: int) -> None:
     """
     state = int(np.random.SeedSequence([seed, micro_batch]).generate_state(1, np.uint64)[0] >> 1)
     torch.default_generator.manual_seed(state)
-    if torch.cuda.is_initialized():
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed(state)
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(state)
