@@ -186,6 +186,7 @@ def histories(folder: Path, count: int) -> None:
     run_state_machine_as_test(Histories, settings=options)
 
 
+@pytest.mark.timeout(scale(300, 3600))
 def test_h1_histories(tmp_path: Path, figure: Callable[..., None]) -> None:
     asked, wrong = scale(60, 2000), ""
     try:
