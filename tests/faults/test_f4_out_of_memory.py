@@ -30,6 +30,7 @@ def failing(limits: list[int], notes: Path, backward: bool = False) -> Hook:
     return ("hooks:out_of_memory", {"limits": limits, "notes": str(notes), "backward": backward})
 
 
+@pytest.mark.timeout(scale(300, 3600))
 def test_f4_recovers(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
     assert warm.run(recipe.arguments(tmp_path / "run", *UPDATES), [noting(tmp_path / "pairs")]).code == 0
     expected = (tmp_path / "pairs").read_text()

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from faults.recipe import Recipe, differences, fingerprint, scale
 from faults.warm import ROOT, Hook, Result, Warm
 from nmt.bundle import list_checkpoints
@@ -22,11 +24,11 @@ PHASES: dict[str, tuple[int, int, float, list[Hook]]] = {
     "preparing": (2, 18, 0.15, []),
     "update": (2, 18, 0.05, []),
     "validation": (2, 16, 0.5, [("hooks:slow_validation", {"batch_s": 0.2})]),
-    "saving": (2, 14, 0.8, [("hooks:slow_fsync", {"seconds": 0.1, "folder": "ckpt-000021"})]),
+    "saving": (2, 14, 0.8, [("hooks:slow_fsync", {"seconds": 0.1, "folder": "ckpt-000014"})]),
     "final": (1, 8, 0.5, [("hooks:slow_validation", {"batch_s": 0.2})]),
     "bundle": (0, 4, 0.4, [("hooks:slow_fsync", {"seconds": 0.1, "folder": "bundle.tmp"})]),
 }
-LENGTH = scale(28, 60)  # updates
+LENGTH = scale(14, 60)  # updates
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130}
 
 
@@ -58,7 +60,7 @@ def problems(phase: str, result: Result, number: int, run: Path, notes: Path) ->
     """What is wrong with a run that got a signal."""
     found = []
     early = phase == "start-up" and result.code == -number and "run folder" not in result.stderr
-    finished = phase == "bundle" and result.code == 0  # nothing was left to do
+    finished = phase in ("start-up", "bundle") and result.code == 0  # it came too late: nothing was left to do
     if result.code != CODES[signal.Signals(number)] and not early and not finished:
         found.append(f"exit {result.code}: {result.stderr[-300:]}")
     if phase != "start-up" and (lost := lost_updates(run, notes)) > 1:
@@ -68,6 +70,7 @@ def problems(phase: str, result: Result, number: int, run: Path, notes: Path) ->
     return found
 
 
+@pytest.mark.timeout(scale(300, 3600))
 def test_f5_signals(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
     rng, wrong, codes = random.Random(5), [], Counter[str]()
     shorter = ("--set", f"training.max_updates={LENGTH}")
@@ -81,7 +84,7 @@ def test_f5_signals(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable
             if phase == "start-up":
                 result = cold(recipe.arguments(run, *shorter), number, after_s)
             else:
-                update = rng.randrange(LENGTH) if phase == "update" else 21
+                update = rng.randrange(LENGTH) if phase == "update" else 14
                 keywords: dict[str, Any] = {"phase": phase, "after_s": after_s, "number": number, "update": update}
                 hooks = [("hooks:note_pairs", {"file": str(notes)}), ("hooks:signal_in", keywords), *slow]
                 result = warm.run(recipe.arguments(run, *shorter, cache=cache), hooks)
@@ -94,7 +97,7 @@ def test_f5_signals(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable
     said = (
         f"{codes.total()} signals, {len(wrong)} violations, exits {dict(sorted(codes.items()))} {wrong or ''}".strip()
     )
-    figure("f5_signals", said, "0 violations", not wrong and codes.total() == asked)
+    figure("f5_signals", said, "0 violations", not wrong and codes.total() == asked and codes["0"] < asked / 10)
 
 
 def test_f5_a_second_signal_ends_at_once(

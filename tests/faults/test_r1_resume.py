@@ -55,6 +55,7 @@ def epoch_ends(recipe: Recipe) -> list[int]:
     return [update for (_, before), (update, now) in itertools.pairwise(epochs) if now != before]
 
 
+@pytest.mark.timeout(scale(300, 3600))
 def test_r1_resume_points(
     warm: Warm, recipe: Recipe, whole: dict[str, Any], tmp_path: Path, figure: Callable[..., None]
 ) -> None:
@@ -100,6 +101,7 @@ def test_r1_control(
     figure(f"r1_control_{hook}", f"differs in {', '.join(wrong)}", "differs", {seen_in, "weights", "log"} <= {*wrong})
 
 
+@pytest.mark.timeout(scale(300, 3600))
 def test_r2_chains(
     warm: Warm, recipe: Recipe, whole: dict[str, Any], tmp_path: Path, figure: Callable[..., None]
 ) -> None:
