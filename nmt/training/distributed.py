@@ -66,10 +66,12 @@ class Ranks:
         self._timeout_s = timeout_s
         with self._talking("to start"):
             store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-            self._store = PrefixStore("nmt", store)
+            # A restart by torchrun meets at the same store, where what the dead attempt left must not be read.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._store = PrefixStore(f"nmt/{attempt}", store)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=store,
+                store=self._store,
                 rank=self.rank,
                 world_size=self.world,
                 timeout=timedelta(seconds=timeout_s),
