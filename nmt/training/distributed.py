@@ -66,10 +66,12 @@ class Ranks:
         self._timeout_s = timeout_s
         with self._talking("to start"):
             store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
-            self._store = PrefixStore("nmt", store)
+            # A restart by torchrun meets at the same store, where what the dead attempt left must not be read.
+            attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+            self._store = PrefixStore(f"nmt/{attempt}", store)
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-                store=store,
+                store=self._store,
                 rank=self.rank,
                 world_size=self.world,
                 timeout=timedelta(seconds=timeout_s),
@@ -89,22 +91,25 @@ class Ranks:
                 while not self._store.check([name]):
                     time.sleep(_POLL_S)
                 kind, text = json.loads(self._store.get(name))
-            if kind:
                 self._store.set(f"{name}/{self.rank}", "")
+            if kind:
                 raise getattr(errors, kind)("")
             return str(text)
         try:
             text = make()
         except Exception as error:
-            kind = (
-                type(error) if isinstance(error, NmtError) else StorageError if isinstance(error, OSError) else NmtError
-            )
-            self._store.set(name, json.dumps([kind.__name__, ""]))
-            with suppress(RuntimeError):  # the store may end with this process, and before all have heard
-                self._without([f"{name}/{rank}" for rank in range(1, self.world)])
+            known = type(error) if isinstance(error, NmtError) else NmtError
+            kind = StorageError if isinstance(error, OSError) else known  # the code it will end with
+            self._tell(self._store, name, [kind.__name__, ""])
             raise
-        self._store.set(name, json.dumps(["", text]))
+        self._tell(self._store, name, ["", text])
         return text
+
+    def _tell(self, store: Store, name: str, answer: list[str]) -> None:
+        """Answer, and wait a moment until all have heard it: the store may end with this process."""
+        with suppress(RuntimeError):
+            store.set(name, json.dumps(answer))
+            self._without([f"{name}/{rank}" for rank in range(1, self.world)])
 
     def agreed(self, error: NmtError) -> NmtError:
         """The error that all ranks raise now, with its message in rank 0 alone."""

@@ -314,7 +314,12 @@ class Trainer:
         if save and self._saved_update != self.state.update:
             refuse_drift(self.model, self.state.update, self.ranks)
             self._save()
-        self.writer.wait()
+
+        def written() -> str:
+            self.writer.wait()
+            return ""
+
+        self.ranks.from_first("saved", written)  # all wait: the first to end lets torchrun kill the others soon
         where = f"Stopped by a signal after update {self.state.update:,}; the same command goes on from there."
         raise Interrupted(self._signal, where if self.ranks.first else "")
 

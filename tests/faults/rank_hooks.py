@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nmt.data.batching import Ids
-from nmt.training import run, trainer, validation
+from nmt.training import checkpoint, run, trainer, validation
 from nmt.training.distributed import Ranks
 from nmt.training.trainer import Trainer
 
@@ -200,6 +200,17 @@ def linger_in_preparation(file: str) -> None:
         return prepare(*arguments, **options)
 
     run.prepare = slowly
+
+
+def slow_disk(seconds: float) -> None:
+    """A checkpoint takes that long to write."""
+    save_checkpoint = checkpoint.save_checkpoint
+
+    def slowly(*arguments: Any) -> Path:
+        time.sleep(seconds)
+        return save_checkpoint(*arguments)
+
+    checkpoint.save_checkpoint = slowly
 
 
 def note_exit(file: str) -> None:

@@ -1,5 +1,6 @@
 """F6: SIGTERM to torchrun, to one worker, or to all of them at once: saved at an update, resumed bit-equal."""
 
+import errno
 import random
 import re
 import signal
@@ -92,3 +93,23 @@ def test_f6_signals_under_torchrun(warm: Warm, recipe: Recipe, tmp_path: Path, f
     print("\n".join(wrong))
     said = f"{len(tried) - len(wrong)} of {len(tried)} moments, ended within {slowest:.1f} s, resumed bit-equal"
     figure("f6_torchrun_signals", said, f"all, <= {LIMIT_S} s", not wrong)
+
+
+def test_f6_all_wait_for_the_save(warm: Warm, recipe: Recipe, tmp_path: Path) -> None:
+    """When a rank ends torchrun gives the others 30 seconds: that clock must not run while rank 0 writes."""
+    stop = ("rank_hooks:signal_after", {"update": 5, "rank": 1, "number": int(signal.SIGTERM)})
+    hooks: list[Hook] = [stop, ("rank_hooks:slow_disk", {"seconds": 1.5})]
+    first, second = worlds.start(warm, recipe.arguments(tmp_path, *LENGTH), hooks=hooks)
+    assert second.wait().code == 143
+    newest, _ = newest_whole(tmp_path)
+    assert newest is not None and newest.name == "ckpt-000005"
+    assert first.wait().code == 143
+
+
+def test_f6_a_save_that_fails(warm: Warm, recipe: Recipe, tmp_path: Path) -> None:
+    """A full disk after the signal: all end as it is documented, and rank 0 says why."""
+    stop = ("rank_hooks:signal_after", {"update": 5, "rank": 1, "number": int(signal.SIGTERM)})
+    full = ("shim:fail_at", {"folder": tmp_path / "checkpoints", "operation": 0, "errno": errno.ENOSPC})
+    results = worlds.run(warm, recipe.arguments(tmp_path, *LENGTH), hooks=[stop, full])
+    assert [result.code for result in results] == [4, 4], results
+    assert "Cannot write" in results[0].stderr and "nmt: " not in results[1].stderr

@@ -18,8 +18,9 @@ from faults.worlds import LENGTH, UPDATES
 
 @dataclass(frozen=True)
 class Together:
-    """The uninterrupted run of two ranks: its fingerprint, and the weights of its ranks."""
+    """The uninterrupted run of two ranks: its folder, its fingerprint, and the weights of its ranks."""
 
+    run: Path
     expected: dict[str, Any]
     weights: list[str]
 
@@ -30,7 +31,7 @@ def together(warm: Warm, recipe: Recipe, tmp_path_factory: pytest.TempPathFactor
     worlds.finish(warm, recipe, folder / "run", hooks=[("rank_hooks:note_weights", {"file": folder / "weights"})])
     mine, other = worlds.notes(folder / "weights", 2)
     assert mine == other and len(mine) == UPDATES // 7 + 1 + bool(UPDATES % 7)
-    return Together(fingerprint(folder / "run"), mine)
+    return Together(folder / "run", fingerprint(folder / "run"), mine)
 
 
 def stop_and_resume(warm: Warm, recipe: Recipe, folder: Path, update: int, rank: int, together: Together) -> list[str]:
@@ -90,3 +91,11 @@ def test_r3_control_another_seed_on_one_rank(
     figure(
         "r3_control", f"{', '.join(wrong)} differ", "weights, moments, log", {"weights", "moments", "log"} <= {*wrong}
     )
+
+
+def test_r3_a_run_that_has_ended(warm: Warm, recipe: Recipe, together: Together) -> None:
+    """The same command once more ends at once, on both ranks."""
+    results = worlds.run(warm, recipe.arguments(together.run, *LENGTH))
+    assert [result.code for result in results] == [0, 0], results
+    assert ["this run has ended" in result.stderr for result in results] == [True, False]
+    assert worlds.parts_that_differ(together.expected, together.run) == []

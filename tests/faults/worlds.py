@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,14 +33,16 @@ def start(
     hooks: Iterable[Hook] = (),
     *,
     only: Iterable[int] | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> list[Child]:
     """Start the command line once a rank, with torchrun's variables.
 
     Args:
         only: the ranks that are started; all by default.
+        env: more variables, or other ones.
     """
     arguments, hooks = list(arguments), list(hooks)
-    meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), **(env or {})}
     ranks = range(world) if only is None else only
     return [warm.start(arguments, hooks, env={**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in ranks]
 
@@ -137,8 +139,8 @@ def torchrun(
     folder.mkdir(parents=True, exist_ok=True)
     path = os.pathsep.join([str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "NMT_HOOKS": json.dumps(list(hooks))}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port"]
-    command = [*launcher, str(free_port()), *options, "-m", program, *map(str, arguments)]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command = [*launcher, *options, "-m", program, *map(str, arguments)]
     output = folder / "torchrun.txt"
     with output.open("wb") as file:
         process = subprocess.Popen(
