@@ -14,6 +14,7 @@ import torch
 from nmt.bundle import list_checkpoints
 from nmt.config import Config
 from nmt.errors import BundleError, ConfigError
+from nmt.storage.atomic import remove_stale
 from nmt.training.checkpoint import TrainState, load_state, newest_whole
 
 ALLOWED = {
@@ -53,6 +54,12 @@ def changed_keys(run: Path, earlier: Config, config: Config, allowed: Collection
         f"{run} holds a run with another config: {'; '.join(shown)}. Give another --out for a new run, or set these "
         f"back to go on with this one{way_out}."
     )
+
+
+def tidy(run: Path) -> None:
+    """Remove what killed processes left in a run folder whose lock we hold."""
+    for folder in (run, run / "checkpoints"):
+        remove_stale(folder, ours_alone=True)
 
 
 def choose_checkpoint(run: Path, now: TrainState, allowed: Collection[str], say: Callable[[str], None]) -> str:

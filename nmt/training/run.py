@@ -24,14 +24,14 @@ from nmt.data.prepare import Prepared, prepare
 from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, StorageError
 from nmt.model.transformer import Transformer
-from nmt.storage.atomic import remove_stale, replace_file
+from nmt.storage.atomic import replace_file
 from nmt.storage.manifest import damage
 from nmt.text.tokenizer import Tokenizer
 from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
 from nmt.training.memory import keep_freed_pages
 from nmt.training.progress import TrainingLog
-from nmt.training.resume import changed_keys, check_allowed
+from nmt.training.resume import changed_keys, check_allowed, tidy
 from nmt.training.trainer import Trainer
 from nmt.training.validation import check_metrics
 
@@ -139,8 +139,7 @@ def _open(
     allow_changed: Collection[str] = (),
 ) -> _Opened:
     """Resolve the config, check it against the run's own, prepare the data."""
-    for folder in (run, run / "checkpoints"):
-        remove_stale(folder, ours_alone=True)
+    tidy(run)
     earlier = _earlier_config(run)
     start = _start(config) if earlier is None else None
     config = resolve(config, device, earlier, start)
