@@ -4,6 +4,7 @@ As a program it applies the hooks of the variable NMT_HOOKS and then is the comm
 """
 
 import hashlib
+import importlib
 import json
 import math
 import os
@@ -202,11 +203,17 @@ def linger_in_preparation(file: str) -> None:
     run.prepare = slowly
 
 
-def slow_disk(seconds: float) -> None:
+def impatient() -> None:
+    """A control: a second signal ends the process at once, as it does without torchrun."""
+    importlib.import_module("nmt.cli.train").under_torchrun = lambda: False  # type: ignore[attr-defined]
+
+
+def slow_disk(seconds: float, file: str) -> None:
     """A checkpoint takes that long to write."""
     save_checkpoint = checkpoint.save_checkpoint
 
     def slowly(*arguments: Any) -> Path:
+        _note(file, "writing")
         time.sleep(seconds)
         return save_checkpoint(*arguments)
 

@@ -1,18 +1,18 @@
-"""F6: SIGTERM to torchrun, to one worker, or to all of them at once: saved at an update, resumed bit-equal."""
+"""F6: a signal to torchrun, to one worker, or to all of them at once: saved at an update, resumed bit-equal."""
 
 import errno
 import random
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from faults import worlds
 from faults.recipe import Recipe, fingerprint, scale
-from faults.warm import Hook, Warm
+from faults.warm import Child, Hook, Warm
 from faults.worlds import LENGTH, UPDATES, torchrun, wait_until
 from nmt.training.checkpoint import newest_whole
 
@@ -33,15 +33,16 @@ class Moment:
     phase: str  # "update", "validation" or "preparation"
     update: int
     target: str
+    number: int = signal.SIGTERM
 
 
 def moments() -> list[Moment]:
     rng = random.Random(6)
-    some = [Moment("update", rng.randrange(1, UPDATES - 5), target) for target in TARGETS]
+    some = [Moment("update", rng.randrange(1, UPDATES - 12), target) for target in TARGETS]
     some += [Moment("validation", rng.randrange(7, UPDATES - 6, 7), target) for target in TARGETS]
     some += [Moment("preparation", 0, target) for target in TARGETS]
-    chosen = [some[0], some[5]]
-    return chosen + [moment for moment in some if moment not in chosen][: scale(0, 12)]
+    some.append(Moment("update", rng.randrange(1, UPDATES - 12), "everyone", signal.SIGINT))  # Ctrl-C
+    return some[: scale(1, len(some))]
 
 
 def problems(recipe: Recipe, folder: Path, moment: Moment) -> tuple[list[str], float]:
@@ -59,7 +60,7 @@ def problems(recipe: Recipe, folder: Path, moment: Moment) -> tuple[list[str], f
             wait_until(lambda: Path(f"{mark}.0").exists() or not group.running(), moment.phase)
             time.sleep(0.2)
         began = time.monotonic()
-        group.send(signal.SIGTERM, **TARGETS[moment.target])
+        group.send(moment.number, **TARGETS[moment.target])
         group.wait()
         seconds = time.monotonic() - began
         output = group.output
@@ -73,7 +74,7 @@ def problems(recipe: Recipe, folder: Path, moment: Moment) -> tuple[list[str], f
         said = re.findall(r"nmt: Stopped by a signal after update (\d+);", output)
         checks["says so, once"] = said == [str(saved)] and "while starting" not in output
         checks["at the update"] = saved >= moment.update if moment.phase == "update" else saved == moment.update
-        checks["exit codes"] = worlds.notes(codes, 2) == [["143"], ["143"]]
+        checks["exit codes"] = worlds.notes(codes, 2) == [[str(128 + moment.number)]] * 2
     if "worker" in moment.target:
         checks["torchrun reports it"] = bool(re.search(r"exitcode\W+143", output))
     wrong = [name for name, fine in checks.items() if not fine]
@@ -95,15 +96,33 @@ def test_f6_signals_under_torchrun(warm: Warm, recipe: Recipe, tmp_path: Path, f
     figure("f6_torchrun_signals", said, f"all, <= {LIMIT_S} s", not wrong)
 
 
+def stop_during_the_save(warm: Warm, recipe: Recipe, run: Path, hooks: Iterable[Hook] = ()) -> list[Child]:
+    """Signal one rank, and both twice while rank 0 writes: a scheduler does, and torchrun again."""
+    stop = ("rank_hooks:signal_after", {"update": 5, "rank": 1, "number": int(signal.SIGTERM)})
+    slow = ("rank_hooks:slow_disk", {"seconds": 2.0, "file": run / "writing"})
+    children = worlds.start(warm, recipe.arguments(run, *LENGTH), hooks=[stop, slow, *hooks])
+    wait_until((run / "writing.0").exists, "the save")
+    for child in children * 2:
+        child.kill(signal.SIGTERM)
+        time.sleep(0.1)  # else two are one
+    return children
+
+
 def test_f6_all_wait_for_the_save(warm: Warm, recipe: Recipe, tmp_path: Path) -> None:
     """When a rank ends torchrun gives the others 30 seconds: that clock must not run while rank 0 writes."""
-    stop = ("rank_hooks:signal_after", {"update": 5, "rank": 1, "number": int(signal.SIGTERM)})
-    hooks: list[Hook] = [stop, ("rank_hooks:slow_disk", {"seconds": 1.5})]
-    first, second = worlds.start(warm, recipe.arguments(tmp_path, *LENGTH), hooks=hooks)
+    first, second = stop_during_the_save(warm, recipe, tmp_path)
     assert second.wait().code == 143
     newest, _ = newest_whole(tmp_path)
     assert newest is not None and newest.name == "ckpt-000005"
     assert first.wait().code == 143
+
+
+def test_f6_control_a_second_signal_ends_it(
+    warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    children = stop_during_the_save(warm, recipe, tmp_path, [("rank_hooks:impatient", {})])
+    codes, (newest, _) = [child.wait().code for child in children], newest_whole(tmp_path)
+    figure("f6_control", f"{'nothing' if newest is None else newest.name} saved, codes {codes}", "nothing", not newest)
 
 
 def test_f6_a_save_that_fails(warm: Warm, recipe: Recipe, tmp_path: Path) -> None:
