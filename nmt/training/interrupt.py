@@ -14,7 +14,7 @@ from types import FrameType
 class StopRequest:
     """What a signal does: end the process at once, or be remembered while there is something to save.
 
-    While a run starts nothing is lost by ending: what is prepared appears complete or not at all. Inside `deferred` the
+    While a run starts, and after its end, nothing is lost by ending: what is made appears complete or not at all. Inside `deferred` the
     first signal is remembered in `signal_number`, which the work looks at; a second one ends the process at once.
 
     Args:
@@ -50,7 +50,7 @@ class StopRequest:
         if not self._deferring:
             # Not an exception: raised inside an import or a finaliser it might be lost.
             with suppress(OSError, RuntimeError):  # RuntimeError: stderr was being written to
-                print("\nnmt: Stopped while starting; what is prepared is kept.", file=sys.stderr, flush=True)  # noqa: T201
+                print("\nnmt: Stopped by a signal; what is complete is kept.", file=sys.stderr, flush=True)  # noqa: T201
             os._exit(128 + number)
         if self.signal_number is not None and not self._patient:
             os._exit(128 + number)

@@ -129,6 +129,7 @@ class Trainer:
         recording = self.log.recording(self.run, self.state.update) if self.ranks.first else nullcontext()
         with recording, self.stop.deferred(), self.writer.finishing():
             self._start_clock()
+            self._agree()
             while True:
                 if self._due():
                     self._validate_and_save()
@@ -144,7 +145,11 @@ class Trainer:
             self.log.say(f"stopping: {ended}")
             if str(self.state.update) not in self.state.scores:
                 self._validate_and_save()
-            return self._write_final_bundle()
+            bundle_folder = self._write_final_bundle()
+            self._agree()
+            if self._signal:
+                self._stop_here(save=False)
+            return bundle_folder
 
     def try_widest_batches(self) -> None:
         """Run the widest batch of every split once, so that what cannot fit fails now and not after hours.

@@ -60,7 +60,7 @@ def problems(phase: str, result: Result, number: int, run: Path, notes: Path) ->
     """What is wrong with a run that got a signal."""
     found = []
     early = phase == "start-up" and result.code == -number and "run folder" not in result.stderr
-    finished = phase in ("start-up", "bundle") and result.code == 0  # it came too late: nothing was left to do
+    finished = phase == "start-up" and result.code == 0  # it came too late: the process had ended
     if result.code != CODES[signal.Signals(number)] and not early and not finished:
         found.append(f"exit {result.code}: {result.stderr[-300:]}")
     if phase != "start-up" and (lost := lost_updates(run, notes)) > 1:

@@ -67,7 +67,7 @@ def problems(recipe: Recipe, folder: Path, moment: Moment) -> tuple[list[str], f
     newest, damaged = newest_whole(run)
     checks = {"in time": seconds <= LIMIT_S, "whole": not damaged, "no traceback of nmt": "nmt/" not in output}
     if moment.phase == "preparation":
-        checks["says so"] = "nmt: Stopped while starting" in output
+        checks["says so"] = "nmt: Stopped by a signal; what is complete" in output
         checks["nothing saved"] = newest is None
     else:
         saved = int(newest.name.removeprefix("ckpt-")) if newest else 0

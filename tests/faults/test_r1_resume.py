@@ -117,7 +117,7 @@ def test_r2_chains(
             second = max(second, 8)
         else:
             runs.go(stop(first), code=143)
-            assert "Stopped while starting" in runs.go(("hooks:stop_at_the_start", {}), code=143)
+            assert "Stopped by a signal; what is complete" in runs.go(("hooks:stop_at_the_start", {}), code=143)
         runs.go(stop(second), code=143)
         runs.go()
         wrong += [f"{number}: {part}" for part in differences(whole, runs.outcome())]
