@@ -115,6 +115,11 @@ def blind() -> None:
     trainer.refuse_drift = lambda *_: None  # type: ignore[assignment]
 
 
+def careless() -> None:
+    """A control: a gradient that is not finite is stepped with."""
+    Trainer._refuse_non_finite = lambda self, *arguments: None  # type: ignore[method-assign]
+
+
 def other_seed(rank: int) -> None:
     """A control: the dropout of one rank is another."""
     if _here(rank):

@@ -25,29 +25,30 @@ def pairs_of(folder: Path, rank: int, update: int) -> set[str]:
     return {pair for _, before, *pairs in lines for pair in pairs if int(before) + 1 == update}
 
 
-def problems(warm: Warm, recipe: Recipe, folder: Path, place: str, kind: str, update: int, rank: int) -> list[str]:
+def problems(
+    warm: Warm, recipe: Recipe, folder: Path, place: str, kind: str, update: int, rank: int, *more: Hook
+) -> list[str]:
     """Let a number of one rank be not finite. Returns: what is not as promised."""
     hooks: list[Hook] = [
         ("rank_hooks:nan_in", {"place": place, "update": update, "rank": rank, "kind": kind}),
         ("rank_hooks:note_pairs", {"file": folder / "pairs"}),
         ("rank_hooks:note_refusal", {"file": folder / "refusal"}),
+        *more,
     ]
     results = worlds.run(warm, recipe.arguments(folder / "run", *LENGTH), hooks=hooks)
     stderr = "".join(result.stderr for result in results)
     named = (
         set(re.search(r"training pairs \[([\d, ]*)\]", stderr)[1].split(", ")) if "training pairs" in stderr else set()
     )
-    (lines,) = {tuple(lines) for lines in worlds.notes(folder / "refusal", 2)}
-    (line,) = lines
-    refused, before, after = line.split()
+    refusals = [line.split() for lines in worlds.notes(folder / "refusal", 2) for line in lines]
     newest, damaged = newest_whole(folder / "run")
     mine, other = pairs_of(folder, rank, update), pairs_of(folder, 1 - rank, update)
     checks = {
         "codes": [result.code for result in results] == [6, 6],
         "message": stderr.count("nmt: ") == 1 and f"The {place} of update {update} is not finite" in results[0].stderr,
         "no traceback": "Traceback" not in stderr,
-        "update": int(refused) + 1 == update,
-        "weights": before == after,
+        "refused": [int(done) + 1 for done, _, _ in refusals] == [update, update],
+        "weights": len({weights for _, *both in refusals for weights in both}) == 1,
         "pairs": bool(named & mine) and (place == "gradient" or not named & other),
         "checkpoint": newest is not None and newest.name == "ckpt-000007" and not damaged,
     }
@@ -67,3 +68,8 @@ def test_f1_one_rank(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callabl
     worlds.finish(warm, recipe, tmp_path / "whole")
     worlds.finish(warm, recipe, tmp_path / "0" / "run")
     assert worlds.parts_that_differ(fingerprint(tmp_path / "whole"), tmp_path / "0" / "run") == []
+
+
+def test_f1_control_nobody_refuses(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
+    found = problems(warm, recipe, tmp_path, "gradient", "nan", 9, 1, ("rank_hooks:careless", {}))
+    figure("f1_control", f"{', '.join(found)} wrong", "message, refused, weights", {"refused", "weights"} <= set(found))

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from faults import worlds
 from faults.recipe import Recipe, fingerprint, scale
 from faults.warm import Child, Hook, Warm
@@ -81,6 +83,7 @@ def problems(recipe: Recipe, folder: Path, moment: Moment) -> tuple[list[str], f
     return wrong and [*wrong, output[-3000:]], seconds
 
 
+@pytest.mark.slow  # torchrun and its workers import torch, three times
 def test_f6_signals_under_torchrun(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
     worlds.finish(warm, recipe, tmp_path / "whole")
     expected, wrong, slowest, tried = fingerprint(tmp_path / "whole"), [], 0.0, moments()

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from torch.distributed import TCPStore
 
 from faults import worlds
@@ -72,6 +73,7 @@ def test_f7_control_what_the_dead_left_is_read(
     figure("f7_control", f"codes {codes}", "not 0", codes != [0, 0])
 
 
+@pytest.mark.slow  # torchrun and its workers import torch, three times
 def test_f7_a_worker_is_killed(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
     worlds.finish(warm, recipe, tmp_path / "whole")
     rng, run, deaths = random.Random(7), tmp_path / "run", scale(1, 10)

@@ -81,7 +81,8 @@ def reached(folder: Path) -> int:
 
 def notes(file: Path, world: int) -> list[list[str]]:
     """What a hook wrote down on each rank."""
-    return [Path(f"{file}.{rank}").read_text().splitlines() for rank in range(world)]
+    files = [Path(f"{file}.{rank}") for rank in range(world)]
+    return [path.read_text().splitlines() if path.exists() else [] for path in files]
 
 
 # The real torchrun
