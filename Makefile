@@ -14,14 +14,16 @@ demo: setup            # the commands of the README's first minute, timed and sc
 	$(BIN)/python tests/e2e/demo.py
 
 test: setup lint type  # what CI runs
-	$(BIN)/pytest -m 'not slow'
+	$(BIN)/pytest -m 'not slow' --ignore tests/faults
+	$(BIN)/pytest -m 'not slow' $(FAULTS)
 
 test-slow: setup       # all tests, the slow ones too
 	$(BIN)/pytest
 
+FAULTS := tests/faults --numprocesses 2 --dist loadfile  # each test uses one core
 FAMILY =
 test-faults: setup     # the fault tests in full, about half an hour; FAMILY="c1 c4" picks some
-	NMT_FAULTS=full $(BIN)/pytest tests/faults --timeout 3600 -k "$$(echo $(FAMILY) | sed 's/ / or /g')"
+	NMT_FAULTS=full $(BIN)/pytest $(FAULTS) --timeout 3600 -k "$$(echo $(FAMILY) | sed 's/ / or /g')"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -7,16 +7,15 @@ import pytest
 
 from figures import REAL_DATA, figure_line
 
-_figures: list[str] = []
-
 
 @pytest.fixture
-def figure() -> Callable[..., None]:
+def figure(record_property: Callable[[str, object], None]) -> Callable[..., None]:
     """`figure(name, value, asked, ok)`: record a measured figure, printed when the run ends; fail if it is not ok."""
 
     def record(name: str, value: object, asked: str, ok: bool) -> None:
-        _figures.append(figure_line(name, value, asked, ok))
-        assert ok, _figures[-1]
+        line = figure_line(name, value, asked, ok)
+        record_property("figure", line)  # which reaches the end of the run from pytest-xdist's workers too
+        assert ok, line
 
     return record
 
@@ -30,7 +29,10 @@ def real_data() -> Path:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    if _figures:
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    properties = [pair for report in reports if report.when == "call" for pair in report.user_properties]
+    lines = [line for name, line in properties if name == "figure"]
+    if lines:
         terminalreporter.section("figures")
-        for line in _figures:
+        for line in sorted(lines):
             terminalreporter.write_line(line)

@@ -14,8 +14,9 @@ from types import FrameType
 class StopRequest:
     """What a signal does: end the process at once, or be remembered while there is something to save.
 
-    While a run starts, and after its end, nothing is lost by ending: what is made appears complete or not at all. Inside `deferred` the
-    first signal is remembered in `signal_number`, which the work looks at; a second one ends the process at once.
+    While a run starts, and after its end, nothing is lost by ending: what is made appears complete or not at all.
+    Inside `deferred` the first signal is remembered in `signal_number`, which the work looks at; a second one ends the
+    process at once.
 
     Args:
         patient: remember further signals too. Under torchrun one Ctrl-C or one preemption arrives several times: from
