@@ -26,6 +26,7 @@ from nmt.text.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
 _MAX_CONFIG_BYTES = 1 << 20
+_MOST_CHOICES = 5  # of a checkpoint of a run that is being trained
 _DTYPES = ("F32", "F16", "BF16")
 
 
@@ -58,11 +59,19 @@ class Bundle:
         The config is checked before anything is allocated, tensor names and shapes before they are read.
         Raises: BundleError.
         """
-        folder = find_bundle(Path(path))
-        problem = damage(folder)
-        if problem and not folder.exists():  # a checkpoint that the run being trained has just deleted
+        for _ in range(_MOST_CHOICES):
             folder = find_bundle(Path(path))
-            problem = damage(folder)
+            try:
+                return cls._load_folder(folder, device)
+            except (BundleError, OSError):
+                if folder.exists():
+                    raise
+            # else: a checkpoint that the run being trained has just deleted; another one is the best now
+        raise BundleError(f"The checkpoints of {path} are deleted faster than they can be read.")
+
+    @classmethod
+    def _load_folder(cls, folder: Path, device: str | torch.device) -> "Bundle":
+        problem = damage(folder)
         if problem:
             raise BundleError(f"The model {folder} is damaged: {problem}.")
         config = _read_config(folder)
@@ -158,7 +167,7 @@ def checkpoint_name(update: int) -> str:
 
 def list_checkpoints(run: Path) -> list[Path]:
     """The committed checkpoints of a run folder, oldest first."""
-    found = [p for p in (run / "checkpoints").glob("ckpt-*") if p.name.removeprefix("ckpt-").isdigit()]
+    found = [p for p in (run / "checkpoints").glob("ckpt-*") if p.name.removeprefix("ckpt-").isdecimal()]
     return sorted(found, key=lambda p: int(p.name.removeprefix("ckpt-")))
 
 

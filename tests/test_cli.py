@@ -32,7 +32,8 @@ NMT = [sys.executable, "-m", "nmt"]
 
 OPTIONS = {
     "": "--version --debug",
-    "train": "CONFIG --src --tgt --out --data --cache --set --seed --dry-run --device --threads --quiet -q",
+    "train": "CONFIG --src --tgt --out --data --cache --set --seed --dry-run --allow-changed --device --threads "
+    "--quiet -q",
     "translate": "-m --model -i --input --beam-size --length-penalty --device --threads --quiet -q",
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
     "--save-hyp --json --beam-size --length-penalty --device --threads --quiet -q",
@@ -188,9 +189,10 @@ def test_divergence_is_6_and_sigint_130(
     refused(run("train", corpus.toml, "--out", tmp_path / "a", "-q", "--device", "cpu"), 6, "not finite")
     monkeypatch.undo()
 
-    def interrupted(self: Trainer) -> None:
-        original(self)
+    def interrupted(self: Trainer) -> dict[str, float]:
+        rates = original(self)
         os.kill(os.getpid(), signal.SIGINT)
+        return rates
 
     monkeypatch.setattr(progress, "_tensorboard", lambda *_: None)
     monkeypatch.setattr(Trainer, "one_update", interrupted)

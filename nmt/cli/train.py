@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nmt.cli.options import Device, Quiet, Threads, use_threads
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, NmtError
 from nmt.training.interrupt import StopRequest
 
 if TYPE_CHECKING:
@@ -28,22 +28,22 @@ def train(
     ] = False,
     allow_changed: Annotated[
         list[str] | None,
-        typer.Option(help="config, data or world: resume a run although this changed; it then ends otherwise."),
+        typer.Option(
+            help="Go on although the run's config, data or world (number of ranks) changed. May be repeated. The "
+            "result is then not that of an uninterrupted run."
+        ),
     ] = None,
     device: Device = "auto",
     threads: Threads = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train a model, or resume a run: raw parallel text to tokenizer, token cache and model."""
-    stop = StopRequest(patient=under_torchrun())
+    stop = StopRequest(patient=several_ranks(), silent=quiet or not first_rank())
     with stop.handle_signals():  # before torch is imported, which takes seconds
-        overrides = list(set_ or [])
-        overrides += [f"training.seed={seed}"] if seed is not None else []
-        if data is not None and config is None:
-            raise ConfigError("--data goes with a CONFIG; with --src and --tgt give the files' whole paths.")
-        recipe, name = _recipe(config, src, tgt, overrides, device)
-        if data is not None:
-            recipe = recipe.replace(data={"dir": data})
+        try:
+            recipe, name = _chosen(config, src, tgt, data, list(set_ or []), seed, device)
+        except NmtError as error:  # the same in every rank
+            raise error if first_rank() else type(error)("") from error
         run = out or Path("runs") / name
         from nmt.training import run as training
 
@@ -60,21 +60,38 @@ def train(
             cache=cache,
             threads=threads,
             quiet=quiet,
-            allow_changed=allow_changed or (),
+            allow_changed=[name for names in allow_changed or () for name in names.split(",")],
             stop=stop,
         )
         if first_rank():
             typer.echo(bundle)
 
 
-def under_torchrun() -> bool:
+def several_ranks() -> bool:
     """Whether this is one of several processes that torchrun started."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def first_rank() -> bool:
     """Whether this process is the one that talks to the user."""
-    return int(os.environ.get("RANK", "0")) == 0
+    return not several_ranks() or int(os.environ.get("RANK", "0")) == 0
+
+
+def _chosen(
+    config: Path | None,
+    src: Path | None,
+    tgt: Path | None,
+    data: str | None,
+    overrides: list[str],
+    seed: int | None,
+    device: str,
+) -> tuple["Config", str]:
+    """The config, with what the command line sets, and the name of its run."""
+    overrides += [f"training.seed={seed}"] if seed is not None else []
+    if data is not None and config is None:
+        raise ConfigError("--data goes with a CONFIG; with --src and --tgt give the files' whole paths.")
+    recipe, name = _recipe(config, src, tgt, overrides, device)
+    return (recipe if data is None else recipe.replace(data={"dir": data})), name
 
 
 def _recipe(

@@ -95,10 +95,6 @@ class BatchStream:
         """Batches in the current epoch."""
         return len(self._plan)
 
-    def next(self) -> Batch:
-        """The next batch; moves `position` on."""
-        return self.batch(self.draw())
-
     def draw(self) -> Ids:
         """The pairs of the next batch, int64 (B,); moves `position` on."""
         pairs = self._plan.indices(self.position.index)

@@ -55,9 +55,10 @@ def atomic_folder(final: Path) -> Iterator[Path]:
         yield temporary
         commit_folder(temporary, final)
     except OSError as error:
+        written = sum(path.stat().st_size for path in temporary.rglob("*") if path.is_file())
         raise StorageError(
-            f"Cannot write {final}: {error.strerror or error}. Nothing that was there before is lost; free space or "
-            f"permissions, then run the same command again."
+            f"Cannot write {final}: {error.strerror or error}, after {written:,} bytes. Nothing that was there before "
+            f"is lost; free space or permissions, then run the same command again."
         ) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

@@ -9,19 +9,24 @@ import json
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors.torch import load as deserialize_tensors
 from torch import Tensor
 
 from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights, weights_of, write_tensors
-from nmt.errors import BundleError
+from nmt.errors import BundleError, NmtError
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import atomic_folder, remove_folder, write_file
 from nmt.storage.manifest import damage
+
+Count = Annotated[int, Field(ge=0, le=2**62)]
+Positive = Annotated[int, Field(ge=1, le=2**31)]
 
 
 @dataclass
@@ -29,7 +34,7 @@ class TrainState:
     """Where training stands, but for weights and moments.
 
     Attributes:
-        data: name of the training token cache, a hash of text, tokenizer and rules.
+        data, valid: names of the token caches of training and validation, hashes of text, tokenizer and rules.
         epoch, batch_index: position in the stream of batches: the next one.
         micro_batches: drawn so far; their number seeds dropout.
         tokens: real target tokens trained on.
@@ -43,23 +48,26 @@ class TrainState:
         unlogged_loss, unlogged_tokens: of the updates since the last line of the log, all ranks together.
     """
 
+    __pydantic_config__ = ConfigDict(extra="forbid")  # how `load_state` reads it
+
     data: str = ""
-    update: int = 0
-    epoch: int = 0
-    batch_index: int = 0
-    micro_batches: int = 0
-    tokens: int = 0
+    valid: str = ""
+    update: Count = 0
+    epoch: Count = 0
+    batch_index: Count = 0
+    micro_batches: Count = 0
+    tokens: Count = 0
     minutes: float = 0.0
-    best_update: int = 0
-    worse_in_a_row: int = 0
-    scaler: dict[str, float] = field(default_factory=dict)  # fp16's loss scale; empty otherwise
-    skipped_in_a_row: int = 0
-    world: int = 1
-    batches_per_update: int = 0  # 0: of an nmt that did not write it down
-    parts: int = 1
+    best_update: Count = 0
+    worse_in_a_row: Count = 0
+    scaler: dict[str, int | float] = field(default_factory=dict)  # fp16's loss scale; empty otherwise
+    skipped_in_a_row: Count = 0
+    world: Positive = 1
+    batches_per_update: Count = 0  # 0: of an nmt that did not write it down
+    parts: Positive = 1
     torch: str = ""
     unlogged_loss: float = 0.0
-    unlogged_tokens: int = 0
+    unlogged_tokens: Count = 0
     scores: dict[str, float] = field(default_factory=dict)
 
     def add_score(self, score: float) -> bool:
@@ -108,10 +116,9 @@ class CheckpointWriter:
         self.wait()
         self._pending = self._thread.submit(self._write, snapshot, keep)
 
-    def check(self) -> None:
-        """Raises: StorageError, if the last write has failed by now."""
-        if self._pending is not None and self._pending.done():
-            self.wait()
+    def failed(self) -> bool:
+        """Whether the last write has failed by now; `wait` then raises."""
+        return self._pending is not None and self._pending.done() and self._pending.exception() is not None
 
     def wait(self) -> None:
         """Wait until all is written. Raises: StorageError."""
@@ -121,11 +128,14 @@ class CheckpointWriter:
 
     @contextmanager
     def finishing(self) -> Iterator[None]:
-        """At the end of the block, whatever ends it, what was handed over is written."""
+        """At the end of the block, whatever ends it, what was handed over is written. Raises: StorageError."""
         try:
             yield
-        finally:
-            self.wait()
+        except BaseException:  # of two errors the first is told
+            with suppress(NmtError, OSError):
+                self.wait()
+            raise
+        self.wait()
 
     def _write(self, snapshot: Snapshot, keep: Callable[[], Collection[Path]]) -> None:
         save_checkpoint(self._run, snapshot)
@@ -146,10 +156,13 @@ def save_checkpoint(run: Path, snapshot: Snapshot) -> Path:
 
 def load_state(folder: Path) -> TrainState:
     """Read `state.json` of a checkpoint; what an older nmt did not write keeps its default. Raises: BundleError."""
+    path = folder / "state.json"
     try:
-        return TrainState(**json.loads((folder / "state.json").read_bytes()))
-    except (TypeError, ValueError) as error:
-        raise BundleError(f"{folder / 'state.json'} is of a newer nmt: use the nmt that wrote it.") from error
+        return TypeAdapter(TrainState).validate_json(path.read_bytes(), strict=True)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = "".join(f"{part}: " for part in first["loc"])
+        raise BundleError(f"{path} is of a newer nmt, or was changed: {key}{first['msg']}.") from error
 
 
 def restore(folder: Path, model: Transformer, optimizer: torch.optim.AdamW) -> TrainState:

@@ -47,7 +47,7 @@ class Ranks:
     def from_environment(cls) -> "Ranks":
         """The place that torchrun gave this process by RANK, WORLD_SIZE and LOCAL_RANK; alone without them."""
         rank, world, local = (int(os.environ.get(key, unset)) for key, unset in _ENVIRONMENT.items())
-        return cls(rank, world, local)
+        return cls(rank, world, local) if world > 1 else cls()
 
     @property
     def first(self) -> bool:
@@ -64,6 +64,7 @@ class Ranks:
             yield
             return
         self._timeout_s = timeout_s
+        os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else a lost rank aborts the others without a word
         with self._talking("to start"):
             store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
             # A restart by torchrun meets at the same store, where what the dead attempt left must not be read.
@@ -181,7 +182,7 @@ class Ranks:
                 else "ended or cannot be reached"
             )
             raise RankError(
-                f"Rank {self.rank} of {self.world} waited {purpose}, and {self._lost()} {why}. The last checkpoint "
+                f"Rank {self.rank} of {self.world} waited {purpose}, and {self._lost()} {why}. What was saved "
                 f"stands; the same command goes on from there (torchrun --max-restarts does that by itself)."
             ) from error
 
@@ -218,7 +219,8 @@ _ENVIRONMENT = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 
 def checksum(model: nn.Module) -> int:
     """A number that changes with any one bit of the weights: the sum of their bits, read as integers."""
-    return sum(int(p.detach().view(torch.int16).sum(dtype=torch.int64)) for p in model.parameters())
+    sums = [p.detach().view(torch.int16).sum(dtype=torch.int64) for p in model.parameters()]
+    return int(torch.stack(sums).sum())  # the device is waited for once
 
 
 def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[Tensor]]:

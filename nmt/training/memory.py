@@ -27,5 +27,6 @@ def keep_freed_pages() -> None:
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether torch could not allocate a tensor. On a CPU that has no exception class of its own."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    """Whether torch could not allocate a tensor. Only CUDA has an exception class for that."""
+    said = str(error)
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in said or "out of memory" in said

@@ -3,6 +3,7 @@
 import json
 import math
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -45,7 +46,9 @@ class TrainingLog:
         if self._file.is_file():
             kept = [line for line in self._file.read_text(errors="replace").splitlines() if _update_of(line) <= update]
             replace_file(self._file, "".join(f"{line}\n" for line in kept).encode())
-        self._board = _tensorboard(run, update)
+        # TensorBoard writes in a thread of its own, whose trouble is told once, by us.
+        self._board, excepthook = _tensorboard(run, update), threading.excepthook
+        threading.excepthook = lambda thrown: None if isinstance(thrown.exc_value, OSError) else excepthook(thrown)
         if self._console.is_terminal and not self._quiet:
             columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
             self._bar = Progress(*columns, console=self._console, transient=True)
@@ -58,8 +61,9 @@ class TrainingLog:
                 self._bar.stop()
                 self._bar = None
             if self._board is not None:
-                with suppress(OSError):  # said below, if it was noticed while training
+                with suppress(OSError):
                     self._board.close()
+            threading.excepthook = excepthook
             self._file = None
 
     def record(self, kind: str, values: dict[str, Any], *, fraction_done: float, minutes_left: float) -> None:
@@ -72,7 +76,7 @@ class TrainingLog:
                 file.write(line)
         except OSError as error:
             raise StorageError(
-                f"Cannot add {len(line):,} bytes to {self._file}: {error.strerror}. The last checkpoint stands; free "
+                f"Cannot add {len(line):,} bytes to {self._file}: {error.strerror}. What was saved stands; free "
                 f"space or permissions, then run the same command again."
             ) from error
         self._show_on_board(kind, values)

@@ -4,26 +4,46 @@ A run is resumed if its config, text, tokenizer and number of ranks are those it
 one that was never stopped. `--allow-changed` gives that up by name.
 """
 
-import shutil
+import itertools
+import json
+import os
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from pydantic import ValidationError
 
 from nmt.bundle import list_checkpoints
 from nmt.config import Config
+from nmt.data.prepare import Prepared
 from nmt.errors import BundleError, ConfigError
 from nmt.storage.atomic import remove_stale
 from nmt.training.checkpoint import TrainState, load_state, newest_whole
 
 ALLOWED = {
     "config": "keys of [training], [validation], [decoding] and dropout rates: they hold from here on",
-    "data": "[data] and the training text: the epoch begins anew with it, the tokenizer stays",
+    "data": "the training or validation text that is left after cleaning: the epoch begins anew, the tokenizer stays",
     "world": "the number of ranks: they share the same updates, which differ by rounding alone",
 }
-ALWAYS_FREE = ("training.max_updates", "training.max_epochs", "training.max_minutes", "training.rank_timeout_s")
-NEW_ORDER = ("training.tokens_per_batch", "training.seed")  # with these the batches of an epoch are others
+_FREE = {  # what may change without a word: it does not touch the updates; of [data] the text itself is compared
+    *(f"training.{key}" for key in ("max_updates", "max_epochs", "max_minutes", "rank_timeout_s")),
+    *(f"training.{key}" for key in ("log_every", "keep_last", "keep_best")),
+}
+_LANGUAGES = ("data.src_lang", "data.tgt_lang")
+_NEW_ORDER = ("training.tokens_per_batch", "training.seed")  # with these the batches of an epoch are others
+_OTHER_BATCHES = "training.accumulation"
+
+
+def new_state(config: Config, prepared: Prepared, world: int) -> TrainState:
+    """The state of a run that begins."""
+    return TrainState(
+        data=prepared.train.folder.name,
+        valid=prepared.valid.folder.name,
+        world=world,
+        batches_per_update=config.training.accumulation * world,
+        torch=torch.__version__,
+    )
 
 
 def check_allowed(names: Collection[str]) -> None:
@@ -34,41 +54,16 @@ def check_allowed(names: Collection[str]) -> None:
         raise ConfigError(f"--allow-changed {unknown[0]} is not known. There are: {known}.")
 
 
-def changed_keys(run: Path, earlier: Config, config: Config, allowed: Collection[str]) -> list[str]:
-    """The keys that differ from the run's own config. Raises: ConfigError, if one of them may not."""
-    before, now = earlier.model_dump(), config.model_dump()
-    to_the_end = config.training.schedule in ("linear", "cosine")
-    free = [key for key in ALWAYS_FREE if not (to_the_end and key == "training.max_updates")]
-    keys = [f"{section}.{key}" for section in now for key in now[section] if now[section][key] != before[section][key]]
-    keys = [key for key in keys if key not in free]
-    refused = [key for key in keys if _permission(key) not in allowed]
-    if not refused:
-        return keys
-    shown = []
-    for key in refused:
-        section, _, name = key.partition(".")
-        shown.append(f"{key} = {now[section][name]!r} (the run has {before[section][name]!r})")
-    permissions = {_permission(key) for key in refused}
-    way_out = f", or give --allow-changed {' --allow-changed '.join(sorted(permissions))}" if all(permissions) else ""
-    raise ConfigError(
-        f"{run} holds a run with another config: {'; '.join(shown)}. Give another --out for a new run, or set these "
-        f"back to go on with this one{way_out}."
-    )
-
-
 def tidy(run: Path) -> None:
     """Remove what killed processes left in a run folder whose lock we hold."""
     for folder in (run, run / "checkpoints"):
         remove_stale(folder, ours_alone=True)
 
 
-def choose_checkpoint(run: Path, now: TrainState, allowed: Collection[str], say: Callable[[str], None]) -> str:
-    """The name of the newest checkpoint that is whole, or nothing if there is none; damaged ones are set aside.
+def newest_checkpoint(run: Path, say: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose every sum is right, if there is any; damaged ones are set aside, and told of.
 
-    Args:
-        now: the state of a run that would begin now, with the same config.
-        say: told what was verified, and what is wrong with the others.
-    Raises: ConfigError (text, tokenizer or ranks changed), BundleError (no checkpoint is whole).
+    Raises: BundleError (there are checkpoints and none is whole).
     """
     checkpoint, damaged = newest_whole(run)
     if checkpoint is None and damaged:
@@ -77,25 +72,81 @@ def choose_checkpoint(run: Path, now: TrainState, allowed: Collection[str], say:
             f"--out to begin anew."
         )
     for folder, problem in damaged:
-        aside = folder.with_name(f"{folder.name}.damaged")
-        shutil.rmtree(aside, ignore_errors=True)
+        names = (folder.with_name(f"{folder.name}.damaged{number or ''}") for number in itertools.count())
+        aside = next(name for name in names if not os.path.lexists(name))
         folder.rename(aside)
         say(f"warning: the checkpoint {folder} is damaged: {problem}; set aside as {aside.name}")
-    if checkpoint is None:
-        return ""
-    state = load_state(checkpoint)
-    _refuse_changes(run, state, now, allowed)
+    return checkpoint
+
+
+def config_of(checkpoint: Path) -> Config:
+    """The resolved config that a checkpoint was trained with. Raises: BundleError."""
+    path = checkpoint / "config.json"
+    try:
+        return Config.model_validate(json.loads(path.read_bytes())["recipe"])
+    except (ValidationError, ValueError, KeyError, TypeError) as error:
+        raise BundleError(f"{path} holds no recipe that this nmt can read: use the nmt that wrote it.") from error
+
+
+def changed_keys(run: Path, earlier: Config, config: Config, allowed: Collection[str]) -> dict[str, str]:
+    """The keys that differ from the run's own config, each with how. Raises: ConfigError, if one of them may not."""
+    before, now = earlier.model_dump(), config.model_dump()
+    keys = [(section, name) for section in now for name in now[section] if now[section][name] != before[section][name]]
+    changed = {f"{section}.{name}": (before[section][name], now[section][name]) for section, name in keys}
+    changed = {key: values for key, values in changed.items() if not _is_free(key, config)}
+    refused = {key: values for key, values in changed.items() if _permission(key) not in allowed}
+    if refused:
+        shown = "; ".join(f"{key} = {new!r} (the run has {old!r})" for key, (old, new) in refused.items())
+        permitted = all(_permission(key) for key in refused)
+        way_out = ", or give --allow-changed config: they then hold from here on" if permitted else ""
+        raise ConfigError(
+            f"{run} holds a run with another config: {shown}. Give another --out for a new run, or set these back to "
+            f"go on with this one{way_out}."
+        )
+    return {key: f"{old!r} -> {new!r}" for key, (old, new) in changed.items()}
+
+
+def refuse_changes(run: Path, checkpoint: Path, now: TrainState, allowed: Collection[str]) -> list[str]:
+    """What changed besides the config, in words. Raises: ConfigError, if it may not.
+
+    Args:
+        now: the state of a run that would begin now.
+    """
+    state, changes = load_state(checkpoint), []
+    for kind, before, after in (("training", state.data, now.data), ("validation", state.valid, now.valid)):
+        if before in ("", after):
+            continue
+        if "data" not in allowed:
+            raise ConfigError(
+                f"{run} began with another {kind} text or tokenizer ({before}; now {after}). Restore them to go on, "
+                f"give another --out for a new run, or --allow-changed data: the epoch then begins anew with this text."
+            )
+        changes.append(f"the {kind} text")
+    if state.world != now.world:
+        if "world" not in allowed:
+            raise ConfigError(
+                f"{run} is a run of {state.world} rank{'s' * (state.world > 1)}, this is one of {now.world}. Start as "
+                f"many as before, or give --allow-changed world: they then share the same updates of "
+                f"{state.batches_per_update} micro-batches, and results differ by rounding alone."
+            )
+        changes.append(f"ranks {state.world} -> {now.world}")
+    return changes
+
+
+def describe(checkpoint: Path, run: Path, changes: Collection[str]) -> str:
+    """What was verified of a checkpoint, for the user."""
     files = [path for path in checkpoint.iterdir() if path.is_file()]
     size_mb = sum(path.stat().st_size for path in files) / 1e6
     others = len(list_checkpoints(run)) - 1
-    say(
-        f"verified: {checkpoint.name}, {len(files)} files ({size_mb:,.1f} MB) by sha256; config, training text, "
-        f"tokenizer and {now.world} rank{'s' * (now.world > 1)} {'as allowed' if allowed else 'as before'}; "
-        f"{others} older checkpoint{'s' * (others != 1)} kept"
+    same = "config, text, tokenizer and ranks are the run's own"
+    warning = ""
+    if (earlier := load_state(checkpoint).torch) not in ("", torch.__version__):
+        warning = f"\nwarning: trained so far with torch {earlier}, this is {torch.__version__}: rounding may differ"
+    return (
+        f"verified: {checkpoint.name}, {len(files)} files ({size_mb:,.1f} MB) by sha256; "
+        f"{'changed as allowed: ' + '; '.join(changes) if changes else same}; "
+        f"{others} older checkpoint{'s' * (others != 1)}{warning}"
     )
-    if state.torch not in ("", torch.__version__):
-        say(f"warning: the run was trained with torch {state.torch}, this is {torch.__version__}: rounding may differ")
-    return checkpoint.name
 
 
 def adopt(earlier: TrainState, now: TrainState, changed: Collection[str]) -> TrainState:
@@ -105,37 +156,34 @@ def adopt(earlier: TrainState, now: TrainState, changed: Collection[str]) -> Tra
         now: the state of a run that would begin now.
         changed: keys of the config that changed.
     """
-    reordered = earlier.data != now.data or any(key in NEW_ORDER for key in changed)
-    resized = not earlier.batches_per_update or "training.accumulation" in changed
-    return replace(
+    reordered = earlier.data != now.data or any(key in _NEW_ORDER for key in changed)
+    resized = not earlier.batches_per_update or _OTHER_BATCHES in changed
+    state = replace(
         earlier,
         data=now.data,
+        valid=now.valid,
         batch_index=0 if reordered else earlier.batch_index,
         world=now.world,
         batches_per_update=now.batches_per_update if resized else earlier.batches_per_update,
         torch=now.torch,
     )
+    if earlier.valid not in ("", now.valid) or any(map(_changes_scores, changed)):  # they cannot be compared any more
+        state = replace(state, scores={}, best_update=0, worse_in_a_row=0)
+    return state
+
+
+def _is_free(key: str, config: Config) -> bool:
+    if key == "training.max_updates":  # some schedules end there
+        return config.training.schedule not in ("linear", "cosine")
+    return key in _FREE or (key.startswith("data.") and key not in _LANGUAGES)
 
 
 def _permission(key: str) -> str:
     """Which name of `--allow-changed` lets this key change; nothing for what the weights depend on."""
     section, _, name = key.partition(".")
-    if section == "data" and name not in ("src_lang", "tgt_lang"):
-        return "data"
-    if section in ("training", "validation", "decoding") or "dropout" in name:
-        return "config"
-    return ""
+    return "config" if section in ("training", "validation", "decoding") or "dropout" in name else ""
 
 
-def _refuse_changes(run: Path, state: TrainState, now: TrainState, allowed: Collection[str]) -> None:
-    if state.data != now.data and "data" not in allowed:
-        raise ConfigError(
-            f"{run} began with another training text or tokenizer ({state.data}; now {now.data}). Restore them to go "
-            f"on, give another --out for a new run, or --allow-changed data: the epoch then begins anew with this text."
-        )
-    if state.world != now.world and "world" not in allowed:
-        raise ConfigError(
-            f"{run} is a run of {state.world} rank{'s' * (state.world > 1)}, this is one of {now.world}. Start as many "
-            f"as before, or give --allow-changed world: they then share the same {state.batches_per_update} "
-            f"micro-batches an update, and results differ by rounding alone."
-        )
+def _changes_scores(key: str) -> bool:
+    section, _, name = key.partition(".")
+    return section == "decoding" or (section == "validation" and name not in ("every", "patience"))

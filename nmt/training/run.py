@@ -18,20 +18,27 @@ from typing import Any
 
 import torch
 
-from nmt.bundle import Bundle, BundleConfig, list_checkpoints, read_tokenizer
-from nmt.config import Config, load_config
+from nmt.bundle import Bundle, BundleConfig, read_tokenizer
+from nmt.config import Config
 from nmt.data.prepare import Prepared, prepare
 from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, StorageError
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import replace_file
-from nmt.storage.manifest import damage
-from nmt.text.tokenizer import Tokenizer
 from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
 from nmt.training.memory import keep_freed_pages
 from nmt.training.progress import TrainingLog
-from nmt.training.resume import changed_keys, check_allowed, tidy
+from nmt.training.resume import (
+    changed_keys,
+    check_allowed,
+    config_of,
+    describe,
+    new_state,
+    newest_checkpoint,
+    refuse_changes,
+    tidy,
+)
 from nmt.training.trainer import Trainer
 from nmt.training.validation import check_metrics
 
@@ -66,12 +73,10 @@ def train(
 
         def open_locked() -> str:
             held.enter_context(_locked(run))
-            return _open(config, run, target, cache, threads, log, allow_changed).to_json()
+            return _open(config, run, target, cache, threads, log, ranks.world, allow_changed).to_json()
 
         opened = _Opened.from_json(ranks.from_first("run", open_locked))
-        trainer = _trainer(opened, run, target, log, stop, ranks)
-        trainer.resume(opened.changed, allow_changed)
-        return trainer.fit()
+        return _trainer(opened, run, target, log, stop, ranks).fit()
 
 
 def dry_run(
@@ -87,7 +92,9 @@ def dry_run(
 
     Returns: data counts by split, parameters, peak memory in MB, tokens/s, estimated minutes of training.
     """
-    log, target = TrainingLog(quiet=quiet), pick_device(device)
+    if Ranks.from_environment().world > 1:
+        raise ConfigError("--dry-run looks at one process: run it without torchrun.")
+    log, target = TrainingLog(quiet=quiet), _device_of(Ranks(), device)
     with _locked(run):
         opened = _open(config, run, target, cache, threads, log)
         trainer = _trainer(opened, run, target, log, StopRequest(), Ranks())
@@ -111,22 +118,25 @@ class _Opened:
     """What rank 0 finds out, for all ranks.
 
     Attributes:
+        checkpoint: the name of the one to go on from, every sum verified; empty for a run that begins.
         changed: keys of the config that differ from the run's own, as allowed.
     """
 
     config: Config
     prepared: Prepared
-    changed: list[str]
+    checkpoint: str = ""
+    changed: tuple[str, ...] = ()
 
     def to_json(self) -> str:
         """As it travels between ranks."""
-        return json.dumps([self.config.model_dump(exclude_unset=True), self.prepared.to_json(), self.changed])
+        config = self.config.model_dump(exclude_unset=True)
+        return json.dumps([config, self.prepared.to_json(), self.checkpoint, self.changed])
 
     @classmethod
     def from_json(cls, text: str) -> "_Opened":
         """The other end of `to_json`."""
-        config, prepared, changed = json.loads(text)
-        return cls(Config.model_validate(config), Prepared.from_json(prepared), changed)
+        config, prepared, checkpoint, changed = json.loads(text)
+        return cls(Config.model_validate(config), Prepared.from_json(prepared), checkpoint, tuple(changed))
 
 
 def _open(
@@ -136,37 +146,49 @@ def _open(
     cache: Path | None,
     threads: int,
     log: TrainingLog,
+    world: int = 1,
     allow_changed: Collection[str] = (),
 ) -> _Opened:
-    """Resolve the config, check it against the run's own, prepare the data."""
+    """Find the checkpoint to go on from, resolve the config, prepare the data, refuse what may not have changed.
+
+    The run's own config is that of its newest checkpoint: before the first one nothing binds it. RUN/config.toml, for
+    the reader, is written when nothing was refused.
+    """
     tidy(run)
-    earlier = _earlier_config(run)
+    checkpoint = newest_checkpoint(run, log.say)
+    earlier = config_of(checkpoint) if checkpoint else None
     start = _start(config) if earlier is None else None
     config = resolve(config, device, earlier, start)
     check_metrics(config)
-    changed = changed_keys(run, earlier, config, allow_changed) if earlier else []
-    replace_file(run / "config.toml", config.to_toml().encode())
-    tokenizer = _tokenizer_of(run) if earlier else start.tokenizer if start else None
+    changed = changed_keys(run, earlier, config, allow_changed) if earlier else {}
     log.say(f"run folder: {run}")
+    tokenizer = read_tokenizer(checkpoint) if checkpoint else start.tokenizer if start else None
     prepared = prepare(config, cache or run / "cache", log.say, tokenizer=tokenizer, threads=threads)
-    return _Opened(config, prepared, changed)
+    if checkpoint:
+        others = refuse_changes(run, checkpoint, new_state(config, prepared, world), allow_changed)
+        log.say(describe(checkpoint, run, [*(f"{key} {how}" for key, how in changed.items()), *others]))
+    replace_file(run / "config.toml", config.to_toml().encode())
+    return _Opened(config, prepared, checkpoint.name if checkpoint else "", tuple(changed))
 
 
 def _trainer(
     opened: _Opened, run: Path, device: torch.device, log: TrainingLog, stop: StopRequest, ranks: Ranks
 ) -> Trainer:
-    """A trainer at update 0."""
+    """A trainer, at update 0 or where the checkpoint stands."""
     config = opened.config
     keep_freed_pages()  # from here on: what the tokenizer's training freed goes back to the system
     torch.manual_seed(config.training.seed)
-    bundle = _new_bundle(config, opened.prepared, _start(config))
+    bundle = _new_bundle(config, opened.prepared, None if opened.checkpoint else _start(config))
     bundle.model.to(device)
     log.say(
         f"model: {bundle.model.num_parameters():,} parameters, vocabulary {bundle.config.src_vocab_size:,} and "
         f"{bundle.config.tgt_vocab_size:,}, {config.training.precision} on "
         + (f"{ranks.world} ranks of {device.type}" if ranks.world > 1 else str(device))
     )
-    return Trainer(config, run, opened.prepared, bundle, log, stop, ranks)
+    trainer = Trainer(config, run, opened.prepared, bundle, log, stop, ranks)
+    if opened.checkpoint:
+        trainer.resume(run / "checkpoints" / opened.checkpoint, opened.changed)
+    return trainer
 
 
 def _device_of(ranks: Ranks, device: str) -> torch.device:
@@ -174,7 +196,8 @@ def _device_of(ranks: Ranks, device: str) -> torch.device:
     target = pick_device(device)
     if ranks.world > 1 and target.type == "cuda":
         target = pick_device(f"cuda:{ranks.local_rank}")
-        torch.cuda.set_device(target)
+    if target.type == "cuda" and target.index is not None:
+        torch.cuda.set_device(target)  # whose generator dropout draws from
     return target
 
 
@@ -222,17 +245,6 @@ def _new_bundle(config: Config, prepared: Prepared, start: Bundle | None) -> Bun
     if start is not None:
         model.load_state_dict(start.model.state_dict())
     return Bundle(bundle_config, model, tokenizer)
-
-
-def _earlier_config(run: Path) -> Config | None:
-    """The resolved config of a run that has a checkpoint; before the first one nothing binds it."""
-    return load_config(run / "config.toml") if list_checkpoints(run) else None
-
-
-def _tokenizer_of(run: Path) -> Tokenizer | None:
-    """The tokenizer that the run's weights were trained with."""
-    whole = (folder for folder in reversed(list_checkpoints(run)) if damage(folder) is None)
-    return next((read_tokenizer(folder) for folder in whole), None)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
 from nmt.config import Config
 from nmt.data.batching import BatchStream, Ids, Position, widest_batch
 from nmt.data.prepare import Prepared
-from nmt.errors import ConfigError, Interrupted
+from nmt.errors import BundleError, ConfigError, Interrupted
 from nmt.storage.atomic import atomic_folder
 from nmt.storage.manifest import damage
 from nmt.training.checkpoint import CheckpointWriter, Snapshot, TrainState, average, best_updates, restore
@@ -34,7 +34,7 @@ from nmt.training.loss import batch_loss
 from nmt.training.memory import is_out_of_memory
 from nmt.training.optim import learning_rate, make_optimizer
 from nmt.training.progress import TrainingLog
-from nmt.training.resume import adopt, choose_checkpoint
+from nmt.training.resume import adopt, new_state
 from nmt.training.validation import oriented, validate
 
 MAX_SILENCE_MINUTES = 0.5  # then a line is written between two of log_every
@@ -77,38 +77,23 @@ class Trainer:
         self.device = next(self.model.parameters()).device
         self.optimizer = make_optimizer(self.model, config.training)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.training.precision == "fp16")
-        self.state = TrainState(
-            data=prepared.train.folder.name,
-            world=self.ranks.world,
-            batches_per_update=config.training.accumulation * self.ranks.world,
-            torch=torch.__version__,
-        )
+        self.state = new_state(config, prepared, self.ranks.world)
         self.stream = self._stream_from(Position())
         self.writer = CheckpointWriter(run)
-        self._saved_update = 0
+        self._saved_update, self._waits = 0, 0
         self._signal = 0  # a signal that any rank received, agreed on by all
         self._losses: dict[int, Tensor] = {}  # of this rank's micro-batches of the current update
         self._since_record = _Sums()
         self._start_clock()
 
-    def resume(self, changed_keys: Collection[str] = (), allowed: Collection[str] = ()) -> None:
-        """Go on from the newest checkpoint that is whole, if there is one; damaged ones are set aside.
-
-        Args:
-            changed_keys: of the config, against the run's own; they are allowed to change.
-            allowed: what else may have changed: `data`, `world`.
-        Raises: ConfigError (text, tokenizer or ranks are not those of the run), BundleError (none is whole).
-        """
-        name = self.ranks.from_first(
-            "checkpoint", lambda: choose_checkpoint(self.run, self.state, allowed, self.log.say)
-        )
-        if not name:
-            return
-        checkpoint = self.run / "checkpoints" / name
-        earlier = restore(checkpoint, self.model, self.optimizer)
-        self.state = adopt(earlier, self.state, changed_keys)
-        self.scaler.load_state_dict(self.state.scaler)
+    def resume(self, checkpoint: Path, changed: Collection[str] = ()) -> None:
+        """Go on from a checkpoint that was verified. `changed` are keys of the config that are not the run's own."""
+        self.state = adopt(restore(checkpoint, self.model, self.optimizer), self.state, changed)
+        if self.state.scaler:  # there is none if the precision was another
+            self.scaler.load_state_dict(self.state.scaler)
         self.stream = self._stream_from(Position(self.state.epoch, self.state.batch_index))
+        if self.state.batch_index >= self.stream.batches_in_epoch:
+            raise BundleError(f"{checkpoint / 'state.json'} stands at a batch that its epoch does not have.")
         self._saved_update = self.state.update
         self._start_clock()
         self.log.say(
@@ -139,7 +124,6 @@ class Trainer:
                 rates = self.one_update()
                 self._agree()
                 self._record_update(rates)
-                self.writer.check()
             if self._signal:
                 self._stop_here()
             self.log.say(f"stopping: {ended}")
@@ -229,8 +213,8 @@ class Trainer:
             torch.cuda.empty_cache()
         self.log.say(
             f"warning: out of memory at update {self.state.update + 1:,}: computed again, and from here on, with each "
-            f"micro-batch in {self.state.parts} parts. The updates stay the same; a lower training.tokens_per_batch "
-            f"with more training.accumulation is faster."
+            f"micro-batch in {self.state.parts} parts. The updates stay the same (dropout draws other masks); a lower "
+            f"training.tokens_per_batch with more training.accumulation is faster."
         )
 
     def _step(self, rate: float, numbered: Mapping[int, Ids]) -> float:
@@ -257,11 +241,13 @@ class Trainer:
         raise not_finite(self.state.update + 1, rate, numbered, self._losses, self.ranks)
 
     def _agree(self) -> None:
-        """What every rank must know alike: a signal, the clock, the split."""
+        """What every rank must know alike: a signal, the clock, the split. Raises: StorageError (the last save)."""
         now = self._minutes_offset + time.monotonic() / 60
-        known = [float(self.stop.signal_number or 0), now, float(self.state.parts)]
-        signal_number, self.state.minutes, parts = self.ranks.largest(known)
+        known = [float(self.stop.signal_number or 0), now, float(self.state.parts), float(self.writer.failed())]
+        signal_number, self.state.minutes, parts, failed = self.ranks.largest(known)
         self._signal, self.state.parts = int(signal_number), int(parts)
+        if failed:
+            self._finish_writing()
 
     # Validation and checkpoints
 
@@ -298,15 +284,25 @@ class Trainer:
     def _save(self) -> None:
         """Hand a checkpoint of the current update to the writer; training waits while it is copied."""
         state, sums = self.state, self._since_record
+        self._finish_writing()  # before copying: two copies might not fit into memory
         (loss,) = self.ranks.total([float(sums.loss)])
         sums.loss = loss if self.ranks.first else 0.0
         state.unlogged_loss, state.unlogged_tokens = loss, sums.tokens
         state.scaler = self.scaler.state_dict()
         self._saved_update = state.update
         if self.ranks.first:
-            self.writer.wait()  # before copying: two copies might not fit into memory
             snapshot = Snapshot.take(self.bundle, self.optimizer, state)
             self.writer.write(snapshot, lambda: self._kept(snapshot.state))
+
+    def _finish_writing(self) -> None:
+        """Wait until the last checkpoint is written. Raises: StorageError, in all ranks alike."""
+        self._waits += 1
+
+        def wait() -> str:
+            self.writer.wait()
+            return ""
+
+        self.ranks.from_first(f"written {self._waits}", wait)
 
     def _kept(self, state: TrainState) -> set[Path]:
         config = self.config.training
@@ -319,12 +315,7 @@ class Trainer:
         if save and self._saved_update != self.state.update:
             refuse_drift(self.model, self.state.update, self.ranks)
             self._save()
-
-        def written() -> str:
-            self.writer.wait()
-            return ""
-
-        self.ranks.from_first("saved", written)  # all wait: the first to end lets torchrun kill the others soon
+        self._finish_writing()  # all wait: the first to end lets torchrun kill the others soon
         where = f"Stopped by a signal after update {self.state.update:,}; the same command goes on from there."
         raise Interrupted(self._signal, where if self.ranks.first else "")
 
@@ -337,7 +328,7 @@ class Trainer:
 
     def _write_final_bundle(self) -> Path:
         """The average of some checkpoints if it is no worse on validation, else the best checkpoint."""
-        self.writer.wait()
+        self._finish_writing()
         averaged, best = json.loads(self.ranks.from_first("final", lambda: json.dumps(self._final_candidates())))
         scores = self._scores_of(averaged)
         origin = f"the average of {len(averaged)} checkpoints"
@@ -351,7 +342,7 @@ class Trainer:
         return self.run / "bundle"
 
     def _final_candidates(self) -> tuple[list[str], list[str]]:
-        """Names of whole checkpoints: those to average, and the best one."""
+        """Names of whole checkpoints: those to average, and the best one. Raises: BundleError (none is left)."""
         config, state = self.config.training, self.state
         if config.average == "best":
             averaged = [self._checkpoint(update) for update in best_updates(state, config.average_count)]
@@ -359,7 +350,11 @@ class Trainer:
             averaged = self._scheduled_checkpoints(state)[-config.average_count :]
         best = [self._checkpoint(state.best_update)]
         whole = {folder for folder in {*averaged, *best} if self._is_whole(folder)}
-        return [folder.name for folder in averaged if folder in whole], [f.name for f in best if f in whole]
+        if not whole:
+            raise BundleError(f"No checkpoint of {self.run} is whole any more, so there is nothing to average.")
+        best = [folder for folder in best if folder in whole]
+        averaged = [folder for folder in averaged if folder in whole] or best
+        return [folder.name for folder in averaged], [folder.name for folder in best]
 
     def _scores_of(self, checkpoints: list[str]) -> dict[str, float]:
         """Scores of the mean of the checkpoints' weights, which the model then holds. Raises: Interrupted."""

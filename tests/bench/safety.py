@@ -116,12 +116,11 @@ def _safe_update(trainer: Trainer) -> None:
     rates = trainer.one_update()
     trainer._agree()
     trainer._record_update(rates)
-    trainer.writer.check()
 
 
 def _bare_update(trainer: Trainer) -> None:
     """The same arithmetic, and nothing besides."""
-    training, batch = trainer.config.training, trainer.stream.next()
+    training, batch = trainer.config.training, trainer.stream.batch(trainer.stream.draw())
     loss = batch_loss(trainer.model, batch, trainer.pad, training.label_smoothing, training.precision)
     torch.autograd.backward(loss / batch.num_tokens)
     torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), training.clip_norm)

@@ -48,6 +48,10 @@ def plan_is_sound(plan: Any, src: Any, tgt: Any, budget: int) -> bool:
     return within and sorted(np.concatenate(batches).tolist()) == list(range(len(src)))
 
 
+def following(stream: BatchStream) -> Batch:
+    return stream.batch(stream.draw())
+
+
 def same(first: Batch, second: Batch) -> bool:
     arrays = ("src", "tgt_in", "tgt_out", "indices")
     return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in arrays)
@@ -73,9 +77,11 @@ def test_every_epoch_is_a_permutation_and_resumes_anywhere(figure: Figure) -> No
         assert sound[-1]
         whole = BatchStream(cache, SPECIAL, budget, seed, Position(epoch, 0))
         for _ in range(stop):
-            whole.next()
+            following(whole)
         tail = BatchStream(cache, SPECIAL, budget, seed, whole.position)
-        resumed.append(all(same(whole.next(), tail.next()) and whole.position == tail.position for _ in range(8)))
+        resumed.append(
+            all(same(following(whole), following(tail)) and whole.position == tail.position for _ in range(8))
+        )
         assert resumed[-1]
 
     check()
@@ -130,14 +136,14 @@ def test_stream_counts_epochs_and_batches() -> None:
         seen = []
         for index in range(count):
             assert stream.position == Position(epoch, index)
-            seen += stream.next().indices.tolist()
+            seen += following(stream).indices.tolist()
         assert sorted(seen) == list(range(40))
     assert stream.position == Position(3, 0)
 
 
 def test_one_pair_makes_an_endless_stream() -> None:
     stream = BatchStream(cache_of([[5, 3]], [[6, 7, 3]]), SPECIAL, 16, seed=1)
-    assert [stream.next().indices.tolist() for _ in range(3)] == [[0]] * 3
+    assert [following(stream).indices.tolist() for _ in range(3)] == [[0]] * 3
     assert stream.position == Position(3, 0)
 
 
@@ -224,5 +230,5 @@ def test_pad(rows: list[list[int]], padded: list[list[int]]) -> None:
 def test_reading_the_stream_does_not_depend_on_who_reads() -> None:
     cache = random_cache(60, seed=6)
     streams = [BatchStream(cache, SPECIAL, 80, seed=1) for _ in range(2)]
-    batches = [[stream.next() for stream in streams] for _ in islice(range(50), 50)]
+    batches = [[following(stream) for stream in streams] for _ in islice(range(50), 50)]
     assert all(same(a, b) for a, b in batches)

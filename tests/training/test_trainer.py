@@ -55,9 +55,7 @@ def new_trainer(corpus: Tiny, folder: Path, **sections: dict[str, Any]) -> Train
     config = corpus.config.replace(**sections)
     log, device = TrainingLog(quiet=True), torch.device("cpu")
     opened = run._open(config, folder, device, corpus.cache, 0, log)
-    work = run._trainer(opened, folder, device, log, StopRequest(), Ranks())
-    work.resume()
-    return work
+    return run._trainer(opened, folder, device, log, StopRequest(), Ranks())
 
 
 def signal_after(monkeypatch: pytest.MonkeyPatch, update: int, number: int = signal.SIGTERM) -> None:
