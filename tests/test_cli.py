@@ -181,22 +181,25 @@ def test_a_fault_of_ours_is_1(run: Nmt, model: Path, monkeypatch: pytest.MonkeyP
     assert "Traceback" in run("model", "info", "-m", model, debug=True)[2]
 
 
-def test_divergence_is_6_and_sigint_130(
-    run: Nmt, corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    original = Trainer.one_update
+def test_divergence_is_6(run: Nmt, corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer, "batch_loss", lambda model, *_: model.output.weight.sum() * float("nan"))
     refused(run("train", corpus.toml, "--out", tmp_path / "a", "-q", "--device", "cpu"), 6, "not finite")
-    monkeypatch.undo()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_a_signal_saves(
+    run: Nmt, corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, code: int
+) -> None:
+    original = Trainer.one_update
 
     def interrupted(self: Trainer) -> dict[str, float]:
         rates = original(self)
-        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), number)
         return rates
 
     monkeypatch.setattr(progress, "_tensorboard", lambda *_: None)
     monkeypatch.setattr(Trainer, "one_update", interrupted)
-    refused(run("train", corpus.toml, "--out", tmp_path / "b", "-q", "--device", "cpu"), 130, "after update 1")
+    refused(run("train", corpus.toml, "--out", tmp_path / "b", "-q", "--device", "cpu"), code, "after update 1")
     assert list_checkpoints(tmp_path / "b")
 
 

@@ -18,7 +18,7 @@ _ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.
 def main() -> None:
     """Run the command line and exit with the documented code.
 
-    0 done, 1 unexpected, 2 usage or config, 3 data, 4 I/O, 5 model, 6 diverged, 130 and 143 signals.
+    0 done, 1 unexpected, 2 usage or config, 3 data, 4 I/O, 5 model, 6 diverged, 129, 130 and 143 signals.
     """
     for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by whoever started us, who wants nothing of it

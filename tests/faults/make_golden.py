@@ -1,6 +1,6 @@
-"""Make golden/v1: a small run, its bundle and last checkpoint, 20 lines and their translations, in today's format.
+"""Make golden/VERSION: a small run, its bundle and last checkpoint, 20 lines and their translations, in today's format.
 
-Run once for each released format, and never again for an old one: `python tests/faults/make_golden.py golden/v1`.
+Run once for each release, and never again for an old one: `python tests/faults/make_golden.py golden/0.2.0`.
 """
 
 import json

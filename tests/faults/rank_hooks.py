@@ -210,7 +210,7 @@ def linger_in_preparation(file: str) -> None:
 
 def impatient() -> None:
     """A control: a second signal ends the process at once, as it does without torchrun."""
-    importlib.import_module("nmt.cli.train").under_torchrun = lambda: False  # type: ignore[attr-defined]
+    importlib.import_module("nmt.cli.train").several_ranks = lambda: False  # type: ignore[attr-defined]
 
 
 def slow_disk(seconds: float, file: str) -> None:

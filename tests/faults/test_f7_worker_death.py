@@ -32,12 +32,15 @@ def kill_one(group: Torchrun, run: Path, update: int, rank: int, dead: set[int])
 
 def die_and_restart(
     warm: Warm, recipe: Recipe, run: Path, updates: list[int], counted: Callable[[int], int], *options: object
-) -> list[Result]:
-    """Attempts that meet at one store, as torchrun's do; in each but the last a rank dies. Returns: how that one ends.
+) -> tuple[int, list[Result]]:
+    """Attempts that meet at one store, as torchrun's do; in each but the last a rank dies.
+
+    Returns: how many died, and how the last attempt ended.
 
     Args:
         counted: the number that an attempt is told to be.
     """
+    deaths = 0
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # torchrun's, which outlives its workers
     shared = {"TORCHELASTIC_USE_AGENT_STORE": "True", "MASTER_PORT": str(store.port)}
     arguments = recipe.arguments(run, *LENGTH, *options)
@@ -51,24 +54,26 @@ def die_and_restart(
         results = worlds.run(warm, arguments, hooks=death, env=env)
         if update is not None and results[attempt % 2].code != -signal.SIGKILL:
             break
-    return results
+        deaths += update is not None
+    return deaths, results
 
 
 def test_f7_attempts_meet_at_one_store(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
     worlds.finish(warm, recipe, tmp_path / "whole")
     expected = fingerprint(tmp_path / "whole")
     updates = sorted(random.Random(77).sample(range(1, UPDATES), scale(2, 10)))
-    results = die_and_restart(warm, recipe, tmp_path / "run", updates, lambda attempt: attempt)
+    deaths, results = die_and_restart(warm, recipe, tmp_path / "run", updates, lambda attempt: attempt)
     assert [result.code for result in results] == [0, 0], results
     wrong = worlds.parts_that_differ(expected, tmp_path / "run")
-    figure("f7_one_store", f"{len(updates)} deaths, {len(wrong)} differences", "0 differences", not wrong)
+    enough = deaths == len(updates)
+    figure("f7_one_store", f"{deaths} deaths, {len(wrong)} differences", "0 differences", enough and not wrong)
 
 
 def test_f7_control_what_the_dead_left_is_read(
     warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]
 ) -> None:
     patience = ("--set", "training.rank_timeout_s=3")
-    results = die_and_restart(warm, recipe, tmp_path / "run", [10], lambda attempt: 0, *patience)
+    _, results = die_and_restart(warm, recipe, tmp_path / "run", [10], lambda attempt: 0, *patience)
     codes = [result.code for result in results]
     figure("f7_control", f"codes {codes}", "not 0", codes != [0, 0])
 

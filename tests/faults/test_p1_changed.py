@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,8 @@ from typing import Any
 import pytest
 
 import tiny
-from faults.recipe import Recipe
-from faults.warm import Result, Warm
+from faults.recipe import Recipe, differences, fingerprint
+from faults.warm import Hook, Result, Warm
 from nmt.bundle import list_checkpoints
 from nmt.config import load_config
 from nmt.data.batching import BatchStream, Position
@@ -24,7 +25,8 @@ CHANGES: dict[str, tuple[str, str]] = {
     "training.learning_rate=0.02": ("config", "training.learning_rate = 0.02 (the run has 0.01)"),
     "training.tokens_per_batch=120": ("config", "training.tokens_per_batch = 120 (the run has 150)"),
     "model.dropout=0.1": ("config", "model.dropout = 0.1 (the run has 0.3)"),
-    "data.max_length=9": ("data", "data.max_length = 9 (the run has 256)"),
+    "data.max_length=9": ("data", "began with another training text or tokenizer"),
+    "data.valid_size=30": ("data", "began with another"),
     "text": ("data", "began with another training text or tokenizer"),
     "world": ("world", "is a run of 2 ranks, this is one of 1"),
     "tokenizer.vocab_size=120": ("", "tokenizer.vocab_size = 120 (the run has 150)"),
@@ -70,12 +72,13 @@ class Changed:
         elif change:
             self._options = ["--set", change]
 
-    def resume(self, *allowed: str) -> Result:
+    def resume(self, *allowed: str, hook: Hook | None = None) -> Result:
         self.notes = self.folder / "pairs"
         self.notes.unlink(missing_ok=True)
         options = [*self._options, *(word for name in allowed for word in ("--allow-changed", name))]
         noting = ("hooks:note_pairs", {"file": str(self.notes)})
-        return self._warm.run(arguments(self._recipe, self.folder, *options), [noting])
+        hooks = [noting, *([hook] if hook else [])]
+        return self._warm.run(arguments(self._recipe, self.folder, *options), hooks)
 
     def pairs(self) -> list[list[int]]:
         """Of the micro-batches since the resume."""
@@ -133,3 +136,26 @@ def test_p1_the_epoch_begins_anew(
     cache, seed = TokenCache(recipe.cache / after.data), load_config(recipe.toml).training.seed
     stream = BatchStream(cache, tiny.tokenizer().special, budget, seed, Position(before.epoch, 0))
     assert changed.pairs() == [stream.draw().tolist() for _ in range(2 * (END - STOPPED))]
+
+
+@pytest.mark.parametrize("change", ["training.accumulation=3", "training.tokens_per_batch=3000"])
+def test_p1_killed_before_the_first_save(warm: Warm, recipe: Recipe, stopped: Path, change: str) -> None:
+    """What was allowed is neither lost nor taken for the run's own."""
+    changed = Changed(warm, recipe, stopped, change)
+    assert changed.resume("config").code == 0
+    expected = fingerprint(stopped / "run")
+    changed = Changed(warm, recipe, stopped, change)
+    killed = changed.resume("config", hook=("hooks:stop_after", {"update": STOPPED + 1, "number": signal.SIGKILL}))
+    assert killed.code == -signal.SIGKILL
+    assert changed.resume().code == 2
+    assert changed.resume("config").code == 0
+    assert differences(expected, fingerprint(stopped / "run")) == []
+
+
+def test_p1_another_metric_forgets_the_scores(warm: Warm, recipe: Recipe, stopped: Path) -> None:
+    """Scores of BLEU and of the loss cannot be compared."""
+    changed = Changed(warm, recipe, stopped, "validation.metric='loss'")
+    assert load_state(list_checkpoints(stopped / "run")[-1]).scores
+    assert changed.resume("config").code == 0
+    scores = load_state(list_checkpoints(stopped / "run")[-1]).scores
+    assert scores and all(int(update) > STOPPED and score < 0 for update, score in scores.items())
