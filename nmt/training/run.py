@@ -65,13 +65,13 @@ def train(
         stop: whose signals end training after the current update; without one signals are left alone.
     Raises: ConfigError, DataError, StorageError, BundleError, DivergedError, RankError, Interrupted.
     """
-    check_allowed(allow_changed)
     ranks, stop = Ranks.from_environment(), stop or StopRequest()
     log = TrainingLog(quiet=quiet or not ranks.first)
     target = _device_of(ranks, device)
     with ranks.joined(target, config.training.rank_timeout_s), ExitStack() as held:
 
         def open_locked() -> str:
+            check_allowed(allow_changed)
             held.enter_context(_locked(run))
             return _open(config, run, target, cache, threads, log, ranks.world, allow_changed).to_json()
 
@@ -92,8 +92,9 @@ def dry_run(
 
     Returns: data counts by split, parameters, peak memory in MB, tokens/s, estimated minutes of training.
     """
-    if Ranks.from_environment().world > 1:
-        raise ConfigError("--dry-run looks at one process: run it without torchrun.")
+    ranks = Ranks.from_environment()
+    if ranks.world > 1:
+        raise ranks.agreed(ConfigError("--dry-run looks at one process: run it without torchrun."))
     log, target = TrainingLog(quiet=quiet), _device_of(Ranks(), device)
     with _locked(run):
         opened = _open(config, run, target, cache, threads, log)

@@ -53,6 +53,13 @@ def test_your_own_text(first_minute: dict[str, str], folder: Path) -> None:
     assert (folder / "runs/mine/config.toml").is_file()
 
 
+def test_several_ranks(first_minute: dict[str, str], folder: Path) -> None:
+    (command,) = readme_commands("A run that cannot be lost")
+    shorter = "--set training.max_updates=4 --set training.warmup_updates=2 --set validation.max_sentences=20"
+    output = run(f"{command} --out runs/two --cache runs/toy/cache {shorter}", folder)
+    assert output == "runs/two/bundle\n"
+
+
 def test_the_readme_says_what_the_toy_is() -> None:
     assert f"{len(lexemes())} lexemes" in README
     for name in HELD_OUT:
