@@ -94,7 +94,10 @@ def remove_folder(folder: Path) -> None:
             os.rename(folder, leaving)
             shutil.rmtree(leaving)
     except OSError as error:
-        raise StorageError(f"Cannot delete {folder}: {error.strerror}.") from error
+        raise StorageError(
+            f"Cannot delete {folder}, which is not needed any more: {error.strerror}. What was saved stands; see to free "
+            f"space or permissions, then run the same command again."
+        ) from error
 
 
 def remove_stale(folder: Path, *, ours_alone: bool = False) -> None:

@@ -25,7 +25,7 @@ from nmt.data.prepare import Prepared
 from nmt.errors import BundleError, ConfigError, Interrupted
 from nmt.storage.atomic import atomic_folder
 from nmt.storage.manifest import damage
-from nmt.training.checkpoint import CheckpointWriter, Snapshot, TrainState, average, best_updates, restore
+from nmt.training.checkpoint import CheckpointWriter, Snapshot, TrainState, average, best_updates, prune, restore
 from nmt.training.checks import not_finite, refuse_drift, refuse_hopeless
 from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
@@ -95,6 +95,8 @@ class Trainer:
         if self.state.batch_index >= self.stream.batches_in_epoch:
             raise BundleError(f"{checkpoint / 'state.json'} stands at a batch that its epoch does not have.")
         self._saved_update = self.state.update
+        if self.ranks.first:
+            prune(self.run, keep=self._kept(self.state))  # what a kill after the last save left
         self._start_clock()
         self.log.say(
             f"resuming from {checkpoint}: update {self.state.update:,}, epoch {self.state.epoch}, "
