@@ -95,8 +95,8 @@ def remove_folder(folder: Path) -> None:
             shutil.rmtree(leaving)
     except OSError as error:
         raise StorageError(
-            f"Cannot delete {folder}, which is not needed any more: {error.strerror}. What was saved stands; see to free "
-            f"space or permissions, then run the same command again."
+            f"Cannot delete {folder}, which is not needed any more: {error.strerror}. What was saved stands; check the "
+            f"disk, free space or permissions, then run the same command again."
         ) from error
 
 
