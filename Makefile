@@ -22,7 +22,7 @@ test-slow: setup       # all tests, the slow ones too
 
 FAULTS := tests/faults --numprocesses 2 --dist loadfile  # each test uses one core
 FAMILY =
-test-faults: setup     # the fault tests in full, about half an hour; FAMILY="c1 c4" picks some
+test-faults: setup     # the fault tests in full: 25 minutes; FAMILY="c1 c4" picks some
 	NMT_FAULTS=full $(BIN)/pytest $(FAULTS) --timeout 3600 -k "$$(echo $(FAMILY) | sed 's/ / or /g')"
 
 lint: setup
@@ -38,7 +38,7 @@ bench-multi30k: setup  # trains 20 minutes on ../shared/data/multi30k, scores te
 bench-wmt: setup       # 4.5 million made-up pairs through data, tokenizer, cache and 200 updates: about 30 minutes
 	$(BIN)/python tests/bench/wmt.py
 
-bench-safety: setup    # what exact resume and its checks cost an update; a base model's checkpoint: 4 minutes
+bench-safety: setup    # what exact resume and its checks cost an update; a base model's checkpoint: 5 minutes
 	$(BIN)/python tests/bench/safety.py
 
 bench-help: setup      # the time of nmt --help

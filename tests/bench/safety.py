@@ -28,8 +28,8 @@ from nmt.training.progress import TrainingLog
 from nmt.training.run import _open, _trainer
 from nmt.training.trainer import Trainer
 
-PAIRS, UPDATES_A_PAIR, SAVES = 25, 10, 5
-T_975 = 2.064  # Student's t, 24 degrees of freedom
+PAIRS, UPDATES_A_PAIR, SAVES = 100, 10, 5
+T_975 = 1.984  # Student's t, 99 degrees of freedom
 
 
 def main() -> None:
