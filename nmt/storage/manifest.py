@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from nmt.errors import StorageError
+
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 _MAX_MANIFEST_BYTES = 1 << 20
@@ -27,35 +29,42 @@ def damage(folder: Path, *, hashes: bool = True) -> str | None:
     """What is wrong with a folder by its manifest, or None if it is whole.
 
     Every file must be listed, a README.md that somebody added excepted, and nothing but regular files is opened. With
-    `hashes=False` only names and sizes are compared, which does not read the files.
+    `hashes=False` only names and sizes are compared, which does not read the files. Raises: StorageError (not ours to
+    read, which is no damage).
     """
-    manifest = folder / MANIFEST
     try:
-        if not manifest.is_file():
-            return f"{MANIFEST} is missing"
-        if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
-            return f"{MANIFEST} is larger than {_MAX_MANIFEST_BYTES:,} bytes"
-        content = manifest.read_bytes()
-        tables = json.loads(content)
-        version, entries = tables["format_version"], tables["files"]
-        if version != FORMAT_VERSION:
-            return f"{MANIFEST} has format_version {version!r}, this nmt reads {FORMAT_VERSION}"
-        for name, entry in entries.items():
-            path = folder / name
-            if not path.is_file():
-                return f"{name} is missing"
-            if path.stat().st_size != entry["bytes"]:
-                return f"{name} has {path.stat().st_size} bytes, its manifest says {entry['bytes']}"
-            if hashes and file_sha256(path) != entry["sha256"]:
-                return f"{name} was changed: its sha256 is not the manifest's"
-        for path in folder.rglob("*"):
-            name = path.relative_to(folder).as_posix()
-            if not path.is_dir() and name not in (*entries, MANIFEST, "README.md"):
-                return f"{name} is not in its manifest"
-        if content != _encode(entries):  # so that no change of the manifest itself passes, not even of white space
-            return f"{MANIFEST} was changed: nmt would write it otherwise"
+        return _problem(folder, hashes)
+    except PermissionError as error:
+        raise StorageError(f"Cannot read {error.filename}: {error.strerror}. See to its permissions.") from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return f"{MANIFEST} cannot be read ({type(error).__name__})"
+
+
+def _problem(folder: Path, hashes: bool) -> str | None:
+    manifest = folder / MANIFEST
+    if not manifest.is_file():
+        return f"{MANIFEST} is missing"
+    if manifest.stat().st_size > _MAX_MANIFEST_BYTES:
+        return f"{MANIFEST} is larger than {_MAX_MANIFEST_BYTES:,} bytes"
+    content = manifest.read_bytes()
+    tables = json.loads(content)
+    version, entries = tables["format_version"], tables["files"]
+    if version != FORMAT_VERSION:
+        return f"{MANIFEST} has format_version {version!r}, this nmt reads {FORMAT_VERSION}"
+    for name, entry in entries.items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes, its manifest says {entry['bytes']}"
+        if hashes and file_sha256(path) != entry["sha256"]:
+            return f"{name} was changed: its sha256 is not the manifest's"
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if not path.is_dir() and name not in (*entries, MANIFEST, "README.md"):
+            return f"{name} is not in its manifest"
+    if content != _encode(entries):  # so that no change of the manifest itself passes, not even of white space
+        return f"{MANIFEST} was changed: nmt would write it otherwise"
     return None
 
 

@@ -124,7 +124,7 @@ class Ranks:
         """Add up the gradients of all ranks in place, in buckets of a fixed layout.
 
         Not `DistributedDataParallel`: that one lays its buckets out anew after the first update, which changes the
-        order of additions between a resumed and an uninterrupted run of more than two ranks.
+        order of additions between a resumed and an uninterrupted run of more than two ranks. Raises: RankError.
         """
         if self.world == 1:
             return
@@ -140,15 +140,15 @@ class Ranks:
                 gradient.copy_(summed.view_as(gradient))
 
     def total(self, values: Sequence[float]) -> list[float]:
-        """The sum over ranks of each value, in float64."""
+        """The sum over ranks of each value, in float64. Raises: RankError."""
         return self._reduced(values, dist.ReduceOp.SUM)
 
     def largest(self, values: Sequence[float]) -> list[float]:
-        """The largest over ranks of each value."""
+        """The largest over ranks of each value. Raises: RankError."""
         return self._reduced(values, dist.ReduceOp.MAX)
 
     def collect(self, lines: Sequence[str]) -> list[list[str]]:
-        """Every rank's lines, by rank."""
+        """Every rank's lines, by rank. Raises: RankError."""
         if self.world == 1:
             return [list(lines)]
         mine = np.frombuffer(json.dumps(list(lines)).encode(), dtype=np.uint8)

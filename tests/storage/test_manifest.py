@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from nmt.errors import StorageError
 from nmt.storage.manifest import MANIFEST, damage, file_sha256, manifest_of
 
 Figure = Callable[..., None]
@@ -165,3 +166,17 @@ def test_a_manifest_of_another_format(folder: Path) -> None:
 def test_a_deep_manifest_is_damage(text: str, tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text(text)
     assert "cannot be read" in str(damage(tmp_path))
+
+
+def test_what_may_not_be_read_is_not_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checkpoint of another user must not be set aside."""
+    (tmp_path / "file").write_bytes(b"x")
+    (tmp_path / MANIFEST).write_bytes(manifest_of(tmp_path))
+    assert damage(tmp_path) is None
+
+    def refused(path: Path) -> str:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr("nmt.storage.manifest.file_sha256", refused)
+    with pytest.raises(StorageError, match="Permission denied"):
+        damage(tmp_path)

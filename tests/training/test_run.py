@@ -98,7 +98,7 @@ def test_a_trainer_holds_the_lock_while_it_trains(
 
     def patched(self: Trainer) -> dict[str, float]:
         with pytest.raises(ConfigError, match="Another nmt train"), run._locked(tmp_path):
-            pass
+            pytest.fail("the lock was taken twice")
         refused.append(self.state.update)
         return one_update(self)
 
