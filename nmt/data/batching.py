@@ -13,6 +13,7 @@ from nmt.data.cache import TokenCache
 from nmt.text.tokenizer import SpecialIds
 
 Ids = NDArray[np.int64]
+ORDER = 2  # of the batches that a seed and an epoch give; another number where a change to `BatchPlan` changes them
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,9 @@ class Position:
 class BatchPlan:
     """The batches of one epoch: `order` cut at `bounds`.
 
-    Sentences are permuted, then stably sorted by target and source length, cut into batches whose padded longer side
-    holds at most `tokens_per_batch` tokens, and the batches are shuffled. 4 bytes a pair.
+    Pairs are permuted, then stably sorted by the longer side, and among equals by how much longer the target is,
+    upwards and downwards in turn, so that neighbours are alike on both sides. They are cut into batches whose padded
+    longer side holds at most `tokens_per_batch` tokens, and the batches are shuffled. 4 bytes a pair.
     """
 
     def __init__(
@@ -59,9 +61,12 @@ class BatchPlan:
     ) -> None:
         rng = np.random.default_rng([seed, epoch])
         permutation = rng.permutation(len(src_lengths)).astype(np.uint32)
-        by_length = np.lexsort((src_lengths[permutation], tgt_lengths[permutation]))
+        src_lengths, tgt_lengths = src_lengths[permutation], tgt_lengths[permutation]
+        longer = np.maximum(src_lengths, tgt_lengths)
+        excess = tgt_lengths - src_lengths
+        by_length = np.lexsort((np.where(longer % 2, excess, -excess), longer))
         self._order = permutation[by_length]
-        longer = np.maximum(src_lengths, tgt_lengths)[self._order]
+        longer = longer[by_length]
         self._bounds = _cut(longer, tokens_per_batch)
         self._shuffle = rng.permutation(len(self._bounds) - 1)
 

@@ -1,8 +1,8 @@
 """Scaled dot-product attention and its two uses: over oneself, and over the encoder's output.
 
-Two kernels give the same numbers: `attend`, PyTorch's fused one (SDPA, which picks flash where the hardware has it),
-and `attend_plain`, matrix products that also return the weights. Boolean masks are `*_keep`, True = may attend. A query
-that may attend to nothing gets zeros from both.
+Two kernels give the same numbers: `attend_fused`, PyTorch's (SDPA, which picks flash where the hardware has it), and
+`attend_plain`, matrix products that also return the weights. `attend` takes the faster one by a fixed rule. Boolean
+masks are `*_keep`, True = may attend. A query that may attend to nothing gets zeros from both.
 
 Shapes: B batch, Q queries, S keys, T target, D d_model, H heads, K head dim, N rows of a beam search (B * beam).
 """
@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmt.model.dropout import drop
 from nmt.model.kv_cache import KeyValue, LayerCache
 
 
@@ -27,13 +28,41 @@ def attend(
     causal: bool = False,
     dropout: float = 0.0,
 ) -> Tensor:
-    """softmax(q k^T / sqrt(K)) v by SDPA (Vaswani et al. 2017, equation 1).
+    """softmax(q k^T / sqrt(K)) v (Vaswani et al. 2017, equation 1).
 
     Args:
         keep: bool, broadcastable to (B, H, Q, S); not together with `causal`, so that flash can run.
         causal: query t sees keys 0 … t; Q = S.
+        dropout: probability of each weight to be dropped.
     Returns: (B, H, Q, K); zeros for a query without any key, which SDPA promises since torch 2.5.
     """
+    if _plain_is_faster(q_BHQK, k_BHSK.shape[2], dropout):
+        return attend_plain(q_BHQK, k_BHSK, v_BHSK, keep=keep, causal=causal, dropout=dropout)[0]
+    return attend_fused(q_BHQK, k_BHSK, v_BHSK, keep=keep, causal=causal, dropout=dropout)
+
+
+_SHORT_KEYS = 48
+
+
+def _plain_is_faster(q_BHQK: Tensor, keys: int, dropout: float) -> bool:
+    """The fixed rule, from measurements of forward and backward at 16, 50 and 220 keys, fp32, in both head sizes.
+
+    On a CPU, SDPA has no fused kernel with dropout and draws its mask in one thread; without dropout its backward is
+    the slower one on short rows.
+    """
+    return q_BHQK.device.type == "cpu" and q_BHQK.requires_grad and (dropout > 0 or keys <= _SHORT_KEYS)
+
+
+def attend_fused(
+    q_BHQK: Tensor,
+    k_BHSK: Tensor,
+    v_BHSK: Tensor,
+    *,
+    keep: Tensor | None = None,
+    causal: bool = False,
+    dropout: float = 0.0,
+) -> Tensor:
+    """`attend` by SDPA."""
     return F.scaled_dot_product_attention(q_BHQK, k_BHSK, v_BHSK, attn_mask=keep, dropout_p=dropout, is_causal=causal)
 
 
@@ -47,17 +76,19 @@ def attend_plain(
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`attend` by matrix products. Returns: output (B, H, Q, K) and weights before dropout (B, H, Q, S)."""
-    scores_BHQS = q_BHQK @ k_BHSK.transpose(-2, -1) / math.sqrt(q_BHQK.shape[-1])
+    scores_BHQS = (q_BHQK / math.sqrt(q_BHQK.shape[-1])) @ k_BHSK.transpose(-2, -1)  # the smaller of the two scaled
     if causal:
         assert keep is None, "causal goes without keep"
         keep = torch.ones(scores_BHQS.shape[-2:], dtype=torch.bool, device=q_BHQK.device).tril()
     if keep is not None:
-        # A finite floor instead of -inf: a row without any key then has a defined softmax and gradient, zeroed below.
-        scores_BHQS = scores_BHQS.masked_fill(~keep, torch.finfo(scores_BHQS.dtype).min)
+        # Added, which is cheaper than filling. Half of the lowest number instead of -inf: it cannot overflow, and a row
+        # without any key then has a defined softmax and gradient, which are zeroed.
+        floor = torch.finfo(scores_BHQS.dtype).min / 2
+        scores_BHQS = scores_BHQS + torch.zeros_like(keep, dtype=scores_BHQS.dtype).masked_fill_(~keep, floor)
     weights_BHQS = scores_BHQS.softmax(-1)
-    if keep is not None:
-        weights_BHQS = weights_BHQS.masked_fill(~keep, 0.0)
-    return F.dropout(weights_BHQS, dropout) @ v_BHSK, weights_BHQS
+    if keep is not None and not causal:
+        weights_BHQS = weights_BHQS * keep.any(-1, keepdim=True)
+    return drop(weights_BHQS, dropout) @ v_BHSK, weights_BHQS
 
 
 class _Attention(nn.Module):

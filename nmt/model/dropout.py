@@ -11,11 +11,24 @@ from torch import Tensor, nn
 _LEVELS = 1 << 16
 
 
-class Dropout(nn.Module):
-    """Zero each element with probability `rate` while training, and scale the others up so that the mean stays.
+def drop(x: Tensor, rate: float) -> Tensor:
+    """Zero each element with probability `rate`, and scale the others up so that the mean stays. Shape: any, kept.
 
     On a CPU the rate is rounded to a multiple of 2^-16, and the scale is that of the rounded rate.
     """
+    if rate == 0.0:
+        return x
+    if x.device.type != "cpu":
+        return F.dropout(x, rate)
+    dropped_levels = min(round(rate * _LEVELS), _LEVELS - 1)
+    words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
+    levels = words.view(torch.int16)[: x.numel()].view(x.shape)  # uniform on [-2^15, 2^15)
+    keep = (levels >= dropped_levels - _LEVELS // 2).to(torch.promote_types(x.dtype, torch.float32))
+    return (x * keep.mul_(_LEVELS / (_LEVELS - dropped_levels))).to(x.dtype)
+
+
+class Dropout(nn.Module):
+    """`drop` while training, nothing otherwise."""
 
     def __init__(self, rate: float) -> None:
         super().__init__()
@@ -23,15 +36,7 @@ class Dropout(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape: any, kept."""
-        if not self.training or self.rate == 0.0:
-            return x
-        if x.device.type != "cpu":
-            return F.dropout(x, self.rate)
-        dropped_levels = min(round(self.rate * _LEVELS), _LEVELS - 1)
-        words = torch.empty((x.numel() + 3) // 4, dtype=torch.int64).random_(torch.iinfo(torch.int64).min, None)
-        levels = words.view(torch.int16)[: x.numel()].view(x.shape)  # uniform on [-2^15, 2^15)
-        keep = (levels >= dropped_levels - _LEVELS // 2).to(torch.promote_types(x.dtype, torch.float32))
-        return (x * keep.mul_(_LEVELS / (_LEVELS - dropped_levels))).to(x.dtype)
+        return drop(x, self.rate) if self.training else x
 
     def extra_repr(self) -> str:
         """The rate, for print(model)."""

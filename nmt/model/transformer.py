@@ -131,6 +131,11 @@ class Transformer(nn.Module):
 
     def forward(self, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
         """Logits of the next token at every target position. Shape: (B, T, V)."""
+        logits_BTV: Tensor = self.output(self.states(src_BS, tgt_in_BT, src_keep_BS))
+        return logits_BTV
+
+    def states(self, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
+        """The decoder's last states, which the output layer turns into logits. Shape: (B, T, D)."""
         return self.decode(tgt_in_BT, self.encode(src_BS, src_keep_BS), src_keep_BS)
 
     def encode(self, src_BS: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
@@ -143,13 +148,13 @@ class Transformer(nn.Module):
         return memory_BSD
 
     def decode(self, tgt_in_BT: Tensor, memory_BSD: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
-        """Logits at every target position, given the encoder's output. Shape: (B, T, V)."""
+        """The decoder's last states at every target position, given the encoder's output. Shape: (B, T, D)."""
         keep = None if src_keep_BS is None else src_keep_BS[:, None, None]
         x_BTD = self._embed(self.tgt_embedding, tgt_in_BT, 0)
         for layer in self._decoder_layers():
             x_BTD = layer(x_BTD, layer.cross_attention.project_memory(memory_BSD), keep)
-        logits_BTV: Tensor = self.output(self.decoder_norm(x_BTD))
-        return logits_BTV
+        states_BTD: Tensor = self.decoder_norm(x_BTD)
+        return states_BTD
 
     def prefill(self, src_BS: Tensor, src_keep_BS: Tensor | None = None) -> DecoderState:
         """Encode once and project the memory once a layer: the state before the first target token."""

@@ -36,6 +36,7 @@ class TrainState:
     Attributes:
         data, valid: names of the token caches of training and validation, hashes of text, tokenizer and rules.
         epoch, batch_index: position in the stream of batches: the next one.
+        order: `batching.ORDER`, by which an epoch's batches were laid out.
         micro_batches: drawn so far; their number seeds dropout.
         tokens: real target tokens trained on.
         minutes: of training, summed over resumes.
@@ -55,6 +56,7 @@ class TrainState:
     update: Count = 0
     epoch: Count = 0
     batch_index: Count = 0
+    order: Positive = 1  # of an nmt that did not write it down
     micro_batches: Count = 0
     tokens: Count = 0
     minutes: float = 0.0

@@ -1,7 +1,9 @@
-"""Label-smoothed cross-entropy, as a sum. Shapes: B batch, S source, T target, V vocabulary."""
+"""The output layer and label-smoothed cross-entropy in one, as a sum.
+
+Shapes: B batch, S source, T target, N real target positions, C positions of a chunk, D d_model, V vocabulary.
+"""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.batching import Batch, Ids
@@ -9,21 +11,73 @@ from nmt.errors import DataError
 from nmt.model.transformer import Transformer
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_CHUNK_LOGITS = {"cpu": 1 << 23}  # of a chunk, 32 MB; between a half and twice as many made no difference
+_CHUNK_LOGITS_ELSEWHERE = 1 << 27  # 512 MB in fp32
 
 
-def label_smoothed_nll(logits_BTV: Tensor, tgt_out_BT: Tensor, pad: int, smoothing: float) -> Tensor:
-    """The loss of Szegedy et al. 2016, summed over all targets that are not `pad`: scalar, natural logarithm.
+def label_smoothed_nll(
+    states_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, smoothing: float, dtype: torch.dtype | None = None
+) -> Tensor:
+    """The loss of Szegedy et al. 2016 for logits = states weight^T, summed over the targets: scalar, natural logarithm.
 
-    A sum, so that micro-batches add up; the caller divides by the number of tokens of the whole update.
+    The logits exist for a chunk of positions at a time, and become the gradient at once, in the forward pass (as in
+    Liger's fused linear cross-entropy). A sum, so that micro-batches add up; the caller divides by the number of
+    tokens of the whole update.
+
+    Args:
+        dtype: of the matrix products; default: that of the states. The softmax is computed in fp32 at least.
     """
-    logits_NV = logits_BTV.flatten(0, 1)
-    return F.cross_entropy(
-        logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)),
-        tgt_out_BT.flatten(),
-        ignore_index=pad,
-        label_smoothing=smoothing,
-        reduction="sum",
-    )
+    dtype = dtype or states_ND.dtype
+    loss: Tensor = _ChunkedLoss.apply(states_ND, weight_VD, targets_N, smoothing, dtype)  # type: ignore[no-untyped-call]
+    return loss
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """With z = W h, p = softmax(z), target t and e the smoothing: loss = -log p_t + e (z_t - mean(z)).
+
+    dloss/dz = p - (1 - e) onehot(t) - e/V. The last term is the same for all of the vocabulary, so it is left out of
+    the chunks, and what it adds to both gradients (and the mean to the loss) is computed once for all positions.
+    """
+
+    @staticmethod
+    def forward(  # type: ignore[no-untyped-def]
+        ctx, states_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, smoothing: float, dtype: torch.dtype
+    ) -> Tensor:
+        learning = any(ctx.needs_input_grad)
+        exact = torch.promote_types(states_ND.dtype, torch.float32)
+        num_targets, vocab_size = len(targets_N), len(weight_VD)
+        h_ND, w_VD = states_ND.to(dtype), weight_VD.to(dtype)
+        mean_w_D, sum_h_D = weight_VD.to(exact).mean(0), states_ND.to(exact).sum(0)
+        loss = -smoothing * (sum_h_D @ mean_w_D)
+        grad_h_ND = torch.empty_like(states_ND) if learning else None
+        grad_w_VD = torch.zeros_like(weight_VD) if learning else None
+        rows = max(1, _CHUNK_LOGITS.get(h_ND.device.type, _CHUNK_LOGITS_ELSEWHERE) // vocab_size)
+        for start in range(0, num_targets, rows):
+            h_CD, target_C1 = h_ND[start : start + rows], targets_N[start : start + rows, None]
+            logits_CV = (h_CD @ w_VD.t()).to(exact)
+            target_logit_C1, log_p_CV = logits_CV.gather(1, target_C1), logits_CV.log_softmax(1)
+            del logits_CV
+            loss = loss + (smoothing * target_logit_C1 - log_p_CV.gather(1, target_C1)).sum()
+            if grad_h_ND is None or grad_w_VD is None:
+                continue
+            p_CV = log_p_CV.exp_()
+            p_CV.scatter_add_(1, target_C1, torch.full_like(target_logit_C1, smoothing - 1))
+            grad_CV = p_CV.to(dtype)
+            grad_h_ND[start : start + rows] = grad_CV @ w_VD
+            if dtype == grad_w_VD.dtype:
+                grad_w_VD.addmm_(grad_CV.t(), h_CD)
+            else:
+                grad_w_VD += grad_CV.t() @ h_CD
+        if grad_h_ND is not None and grad_w_VD is not None:
+            grad_h_ND -= smoothing * mean_w_D
+            grad_w_VD -= smoothing / vocab_size * sum_h_D
+            ctx.save_for_backward(grad_h_ND, grad_w_VD)
+        return loss
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
+        grad_h_ND, grad_w_VD = ctx.saved_tensors
+        return grad_h_ND * grad, grad_w_VD * grad, None, None, None
 
 
 def batch_loss(model: Transformer, batch: Batch, pad: int, smoothing: float, precision: str) -> Tensor:
@@ -34,13 +88,17 @@ def batch_loss(model: Transformer, batch: Batch, pad: int, smoothing: float, pre
     _refuse_unknown_ids(batch, batch.src, model.src_embedding.num_embeddings)
     _refuse_unknown_ids(batch, batch.tgt_out, model.tgt_embedding.num_embeddings)
     device = next(model.parameters()).device
-    src_BS, tgt_in_BT, tgt_out_BT = (
-        torch.from_numpy(ids).to(device) for ids in (batch.src, batch.tgt_in, batch.tgt_out)
+    real = batch.tgt_out.ravel() != pad
+    src_BS, tgt_in_BT, targets_N = (
+        torch.from_numpy(ids).to(device) for ids in (batch.src, batch.tgt_in, batch.tgt_out.ravel()[real])
     )
     src_keep_BS = src_BS != pad if (batch.src == pad).any() else None
-    with torch.autocast(device.type, dtype=AUTOCAST[precision], enabled=AUTOCAST[precision] is not None):
-        logits_BTV = model(src_BS, tgt_in_BT, src_keep_BS)
-    return label_smoothed_nll(logits_BTV, tgt_out_BT, pad, smoothing)
+    dtype = AUTOCAST[precision]
+    with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
+        states_ND = model.states(src_BS, tgt_in_BT, src_keep_BS).flatten(0, 1)
+    if not real.all():  # padding does not go through the output layer, half of a small model's work
+        states_ND = states_ND.index_select(0, torch.from_numpy(real.nonzero()[0]).to(device))
+    return label_smoothed_nll(states_ND, model.output.weight, targets_N, smoothing, dtype)
 
 
 def _refuse_unknown_ids(batch: Batch, ids: Ids, vocab_size: int) -> None:

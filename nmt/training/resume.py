@@ -16,6 +16,7 @@ from pydantic import ValidationError
 
 from nmt.bundle import list_checkpoints
 from nmt.config import Config
+from nmt.data.batching import ORDER
 from nmt.data.prepare import Prepared
 from nmt.errors import BundleError, ConfigError
 from nmt.storage.atomic import remove_stale
@@ -40,6 +41,7 @@ def new_state(config: Config, prepared: Prepared, world: int) -> TrainState:
     return TrainState(
         data=prepared.train.folder.name,
         valid=prepared.valid.folder.name,
+        order=ORDER,
         world=world,
         batches_per_update=config.training.accumulation * world,
         torch=torch.__version__,
@@ -122,6 +124,8 @@ def refuse_changes(run: Path, checkpoint: Path, now: TrainState, allowed: Collec
                 f"give another --out for a new run, or --allow-changed data: the epoch then begins anew with this text."
             )
         changes.append(f"the {kind} text")
+    if state.order != now.order:
+        changes.append("this nmt lays out an epoch's batches otherwise, so the epoch begins anew")
     if state.world != now.world:
         if "world" not in allowed:
             raise ConfigError(
@@ -156,12 +160,14 @@ def adopt(earlier: TrainState, now: TrainState, changed: Collection[str]) -> Tra
         now: the state of a run that would begin now.
         changed: keys of the config that changed.
     """
-    reordered = earlier.data != now.data or any(key in _NEW_ORDER for key in changed)
+    relaid = earlier.data != now.data or earlier.order != now.order
+    reordered = relaid or any(key in _NEW_ORDER for key in changed)
     resized = not earlier.batches_per_update or _OTHER_BATCHES in changed
     state = replace(
         earlier,
         data=now.data,
         valid=now.valid,
+        order=now.order,
         batch_index=0 if reordered else earlier.batch_index,
         world=now.world,
         batches_per_update=now.batches_per_update if resized else earlier.batches_per_update,

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model import attention
-from nmt.model.attention import attend, attend_plain, record_attention
+from nmt.model.attention import attend, attend_fused, attend_plain, record_attention
 from nmt.model.transformer import Transformer
 
 Kernel = Callable[..., Tensor]
@@ -71,7 +71,7 @@ def max_difference(kernel: Kernel, cases: int) -> float:
     return worst
 
 
-@pytest.mark.parametrize("kernel", [attend, plain_output])
+@pytest.mark.parametrize("kernel", [attend_fused, plain_output])
 def test_kernels_equal_the_formula(figure: Callable[..., None], kernel: Kernel) -> None:
     worst = max_difference(kernel, 60)
     figure(
@@ -86,17 +86,17 @@ def test_the_comparison_sees_a_wrong_scale(figure: Callable[..., None], monkeypa
     fused = F.scaled_dot_product_attention
     monkeypatch.setattr(F, "scaled_dot_product_attention", lambda *args, **kw: fused(*args, **kw, scale=1.0))
     monkeypatch.setattr(attention, "math", SimpleNamespace(sqrt=lambda _: 1.0))
-    seen = sum(max_difference(kernel, 10) > 1e-3 for kernel in (attend, plain_output))
+    seen = sum(max_difference(kernel, 10) > 1e-3 for kernel in (attend_fused, plain_output))
     figure("attention_wrong_scale_seen", f"{seen}/2 kernels", "2/2", seen == 2)
 
 
 def test_the_comparison_sees_a_lost_mask(figure: Callable[..., None]) -> None:
-    lost = max_difference(lambda *tensors, **_: attend(*tensors), 10)
+    lost = max_difference(lambda *tensors, **_: attend_fused(*tensors), 10)
     figure("attention_lost_mask_difference", f"{lost:.1f}", "> 1e-3", lost > 1e-3)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("kernel", [attend, plain_output])
+@pytest.mark.parametrize("kernel", [attend_fused, plain_output])
 def test_a_query_without_keys_gets_zeros(kernel: Kernel, dtype: torch.dtype) -> None:
     torch.manual_seed(1)
     tensors = [torch.randn(3, 2, 4, 8, dtype=dtype) for _ in range(3)]
@@ -128,7 +128,22 @@ def test_dropout_acts_on_the_mix_and_not_on_the_returned_weights() -> None:
     dropped, same_weights = attend_plain(q, k, v, dropout=0.5)
     assert torch.equal(weights, same_weights)
     assert not torch.allclose(whole, dropped)
-    assert not torch.allclose(whole, attend(q, k, v, dropout=0.5))
+    assert not torch.allclose(whole, attend_fused(q, k, v, dropout=0.5))
+
+
+@pytest.mark.parametrize(
+    ("keys", "dropout", "learning", "chosen"),
+    [(48, 0.0, True, "plain"), (49, 0.0, True, "fused"), (200, 0.1, True, "plain"), (8, 0.0, False, "fused")],
+)
+def test_the_rule_of_which_kernel_runs(
+    monkeypatch: pytest.MonkeyPatch, keys: int, dropout: float, learning: bool, chosen: str
+) -> None:
+    ran = []
+    for name in ("fused", "plain"):
+        monkeypatch.setattr(attention, f"attend_{name}", lambda *_, name=name, **__: ran.append(name) or [None])
+    q, k = torch.zeros(1, 1, 5, 4, requires_grad=learning), torch.zeros(1, 1, keys, 4)
+    attend(q, k, k, dropout=dropout)
+    assert ran == [chosen]
 
 
 def test_recording_gives_weights_and_the_same_logits(

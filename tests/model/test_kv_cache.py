@@ -39,9 +39,8 @@ def cache_difference(make: Make, source: Source, cases: int, dtype: torch.dtype 
         for _ in range(70 if case % 60 == 0 else int(rng.integers(2, 9))):
             history = torch.cat([history, torch.from_numpy(rng.integers(0, 11, (len(history), 1)))], dim=1)
             logits = model.decode_step(history[:, -1], state)
-            expected = model.decode(
-                history, memory.repeat_interleave(width, dim=0), keep.repeat_interleave(width, dim=0)
-            )[:, -1]
+            states = model.decode(history, memory.repeat_interleave(width, dim=0), keep.repeat_interleave(width, dim=0))
+            expected = model.output(states[:, -1])
             assert 0.1 < expected.std() < 10  # an absolute difference means something
             worst = max(worst, float((logits - expected).abs().max()))
             sentences, rows = random_survivors(rng, len(memory), width)
