@@ -138,23 +138,28 @@ def widest_batch(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) 
 
 
 def make_batch(cache: TokenCache, indices: Ids, special: SpecialIds) -> Batch:
-    """Collate pairs of the cache."""
-    src = pad([cache.src(int(i)) for i in indices], special.pad)
-    targets = [cache.tgt(int(i)) for i in indices]
-    tgt_out = pad(targets, special.pad)
+    """Collate pairs of the cache, without a step of Python a pair."""
+    src_ids, src_lengths = cache.gather("src", indices)
+    tgt_ids, tgt_lengths = cache.gather("tgt", indices)
+    tgt_out = _pad_flat(tgt_ids, tgt_lengths, special.pad)
     tgt_in = np.full_like(tgt_out, special.pad)
     tgt_in[:, 0] = special.bos
-    lengths = np.array([len(ids) for ids in targets])
-    shifted = np.arange(tgt_out.shape[1] - 1) < lengths[:, None] - 1  # all but each row's EOS
-    tgt_in[:, 1:][shifted] = tgt_out[:, :-1][shifted]
-    return Batch(src, tgt_in, tgt_out, int(lengths.sum()), indices)
+    shifted = np.arange(tgt_out.shape[1] - 1) < tgt_lengths[:, None] - 1  # all but each row's EOS
+    np.copyto(tgt_in[:, 1:], tgt_out[:, :-1], where=shifted)
+    return Batch(_pad_flat(src_ids, src_lengths, special.pad), tgt_in, tgt_out, len(tgt_ids), indices)
 
 
-def pad(rows: Sequence[Sequence[int] | NDArray[np.integer]], pad_id: int) -> Ids:
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Ids:
     """Rows of ids as one int64 array (rows, longest row), padded on the right."""
-    padded = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
+    flat = np.array([piece for row in rows for piece in row], dtype=np.int64)
+    return _pad_flat(flat, np.array([len(row) for row in rows]), pad_id)
+
+
+def _pad_flat(flat: NDArray[np.integer], lengths: Ids, pad_id: int) -> Ids:
+    """Rows that lie end to end in `flat`, of these lengths, as `pad` gives them."""
+    real = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(real.shape, pad_id, dtype=np.int64)
+    padded[real] = flat
     return padded
 
 

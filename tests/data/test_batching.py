@@ -1,6 +1,7 @@
 """Batches: every pair once an epoch, within the budget, in an order that any position resumes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -11,23 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.data.batching import Batch, BatchPlan, BatchStream, Position, make_batch, once_each, pad, widest_batch
+from nmt.data.cache import TokenCache
 from nmt.text.tokenizer import SpecialIds
 
 Figure = Callable[..., None]
 SPECIAL = SpecialIds(pad=0, unk=1, bos=2, eos=3)
 
 
-def cache_of(src: list[list[int]], tgt: list[list[int]]) -> Any:
-    """What batching asks of a TokenCache."""
-    return SimpleNamespace(
-        src=lambda i: np.array(src[i], dtype=np.uint16),
-        tgt=lambda i: np.array(tgt[i], dtype=np.uint16),
-        src_lengths=np.array([len(ids) for ids in src], dtype=np.int32),
-        tgt_lengths=np.array([len(ids) for ids in tgt], dtype=np.int32),
-    )
+def cache_of(src: list[list[int]], tgt: list[list[int]], dtype: Any = np.uint16) -> TokenCache:
+    """A cache that lies in memory."""
+    cache = TokenCache.__new__(TokenCache)
+    sides = {"src": src, "tgt": tgt}
+    counts = {side: np.array([len(ids) for ids in rows], dtype=np.int32) for side, rows in sides.items()}
+    cache._tokens = {side: np.array([piece for ids in rows for piece in ids], dtype) for side, rows in sides.items()}
+    cache._offsets = {side: np.cumsum([0, *counts[side]]).astype(np.uint64) for side in sides}
+    cache.src_lengths, cache.tgt_lengths = counts["src"], counts["tgt"]
+    return cache
 
 
-def random_cache(pairs: int, seed: int, longest: int = 30) -> Any:
+def random_cache(pairs: int, seed: int, longest: int = 30) -> TokenCache:
     rng = np.random.default_rng(seed)
     src, tgt = (
         [[*rng.integers(4, 100, size=n).tolist(), SPECIAL.eos] for n in rng.integers(0, longest, size=pairs)]
@@ -200,6 +203,60 @@ def test_collate_round_trip(figure: Figure) -> None:
     assert collated_right(batch, src, src, SPECIAL)
     failed = len(right) - sum(right)
     figure("collate", f"{failed} wrong of {len(right)} batches", "0", not failed and len(right) >= 1000)
+
+
+def collated_by_row(cache: TokenCache, indices: Any, special: SpecialIds) -> Batch:
+    """What `make_batch` gives, the slow way."""
+    src, targets = [cache.src(int(i)) for i in indices], [cache.tgt(int(i)) for i in indices]
+    arrays = [np.full((len(indices), max(map(len, rows))), special.pad, np.int64) for rows in (src, targets, targets)]
+    for row in range(len(indices)):
+        arrays[0][row, : len(src[row])] = src[row]
+        arrays[1][row, : len(targets[row])] = [special.bos, *targets[row][:-1]]
+        arrays[2][row, : len(targets[row])] = targets[row]
+    return Batch(arrays[0], arrays[1], arrays[2], sum(map(len, targets)), indices)
+
+
+def bit_equal(first: Batch, second: Batch) -> bool:
+    pairs = [(getattr(first, name), getattr(second, name)) for name in ("src", "tgt_in", "tgt_out", "indices")]
+    return first.num_tokens == second.num_tokens and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs
+    )
+
+
+def test_collating_at_once_equals_collating_row_by_row(figure: Figure) -> None:
+    equal: list[bool] = []
+
+    @settings(max_examples=1000, deadline=None, database=None, derandomize=True)
+    @given(
+        pairs=st.integers(1, 15),
+        rows=st.integers(1, 20),
+        longest=st.integers(1, 40),
+        dtype=st.sampled_from([np.uint16, np.uint32]),
+        special=st.sampled_from([SPECIAL, SpecialIds(pad=9, unk=0, bos=1, eos=3), SpecialIds(pad=3, bos=3, eos=3)]),
+        seed=st.integers(0, 2**31 - 1),
+    )
+    def check(pairs: int, rows: int, longest: int, dtype: Any, special: SpecialIds, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        largest = np.iinfo(dtype).max
+        src, tgt = (
+            [rng.integers(0, largest, size=n, endpoint=True).tolist() for n in rng.integers(1, longest + 1, size=pairs)]
+            for _ in "st"
+        )
+        cache, indices = cache_of(src, tgt, dtype), rng.integers(0, pairs, size=rows)
+        equal.append(bit_equal(make_batch(cache, indices, special), collated_by_row(cache, indices, special)))
+        assert equal[-1]
+
+    check()
+    cache = random_cache(10, seed=8)
+    batch, other = make_batch(cache, np.arange(4), SPECIAL), collated_by_row(cache, np.arange(4), SPECIAL)
+    for array in (batch.src, batch.tgt_in, batch.tgt_out):  # negative controls: one id changed, another type
+        array[-1, 0] += 1
+        assert not bit_equal(batch, other)
+        array[-1, 0] -= 1
+    assert not bit_equal(replace(batch, src=batch.src.astype(np.int32)), other)
+    assert not bit_equal(make_batch(cache, np.array([0, 1, 2, 4]), SPECIAL), other)
+    assert bit_equal(batch, other)
+    figure("collate_at_once", f"{sum(equal)} of {len(equal)} bit-equal", "all", all(equal) and len(equal) >= 1000)
 
 
 def test_in_order_gives_every_pair_once_and_always_the_same() -> None:

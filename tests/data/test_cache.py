@@ -1,6 +1,7 @@
 """The token cache says what the tokenizer says, and refuses to be read when damaged."""
 
 import json
+import mmap
 import random
 import shutil
 from pathlib import Path
@@ -46,6 +47,20 @@ def test_cache_equals_direct_tokenization(tmp_path: Path, tokenizer: Tokenizer, 
     assert cache.tgt_lengths.tolist() == [len(tgt) for _, tgt in expected]
     assert sum(cache.dropped.values()) == len(kept) - len(expected)
     assert cache.dropped.keys() <= {"too long", "length ratio"}
+
+
+def test_gathered_ids_are_those_of_the_pairs(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    cache = build(tmp_path / "c", tokenizer)
+    indices = np.array([len(cache) - 1, 0, 5, 5])
+    for side, one in (("src", cache.src), ("tgt", cache.tgt)):
+        ids, lengths = cache.gather(side, indices)
+        rows = [one(int(i)) for i in indices]
+        assert ids.dtype == rows[0].dtype and lengths.dtype == np.int64
+        assert ids.tolist() == np.concatenate(rows).tolist() and lengths.tolist() == list(map(len, rows))
+    base: Any = cache.src(0)
+    while isinstance(base, np.ndarray):
+        base = base.base
+    assert isinstance(base, mmap.mmap)  # the ids are on disk, not in memory
 
 
 def test_building_is_deterministic_to_the_byte(tmp_path: Path, tokenizer: Tokenizer) -> None:
