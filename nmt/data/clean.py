@@ -1,7 +1,7 @@
 """Which pairs are dropped, and the count of each rule.
 
 Empty sides and duplicates are found on text in a first pass (`scan`), length and ratio on pieces when the cache is
-built (`length_rule`), since a model's limits are in pieces.
+built (`length_rules`), since a model's limits are in pieces.
 """
 
 import hashlib
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.data.sources import Chunk
+
+LENGTH_RULES = ("too long", "length ratio")
 
 Item = TypeVar("Item")
 
@@ -88,11 +90,11 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
     return Scan(keep, dropped, content.hexdigest(), [src for src, _ in sample.items], [tgt for _, tgt in sample.items])
 
 
-def length_rule(src_length: int, tgt_length: int, max_length: int, max_ratio: float) -> str | None:
-    """The rule that drops a pair of these piece counts (EOS included), or None."""
-    longer, shorter = max(src_length, tgt_length), min(src_length, tgt_length)
-    if longer > max_length:
-        return "too long"
-    if longer > max_ratio * shorter + 4:  # the slack lets short lines differ: "Ja." against a clause
-        return "length ratio"
-    return None
+def length_rules(
+    src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64], max_length: int, max_ratio: float
+) -> dict[str, NDArray[np.bool_]]:
+    """Which pairs of these piece counts (EOS included) each rule drops: bool (pairs,), at most one rule a pair."""
+    longer, shorter = np.maximum(src_lengths, tgt_lengths), np.minimum(src_lengths, tgt_lengths)
+    too_long = longer > max_length
+    unequal = longer > max_ratio * shorter + 4  # the slack lets short lines differ: "Ja." against a clause
+    return dict(zip(LENGTH_RULES, (too_long, unequal & ~too_long), strict=True))

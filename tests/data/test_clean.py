@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.data.clean import Reservoir, length_rule, scan
+from nmt.data.clean import Reservoir, length_rules, scan
 
 PAIRS = [("a", "b"), ("", "b"), ("a", ""), ("a", "b"), ("a", "c"), ("", ""), ("", "b"), ("a", "b"), ("b", "a")]
 
@@ -109,7 +109,9 @@ def test_reservoir_keeps_all_of_a_short_stream() -> None:
 )
 def test_length_rule(src: int, tgt: int, rule: str | None) -> None:
     """At most 10 pieces; the longer side at most 3 times the shorter and 4."""
-    assert length_rule(src, tgt, max_length=10, max_ratio=3.0) == rule
+    broken = length_rules(np.array([5, src]), np.array([5, tgt]), max_length=10, max_ratio=3.0)
+    assert [name for name, pairs in broken.items() if pairs[1]] == ([rule] if rule else [])
+    assert not any(pairs[0] for pairs in broken.values())
 
 
 def test_keep_is_writable_and_bool() -> None:
