@@ -13,6 +13,7 @@ from nmt.data.cache import TokenCache
 from nmt.text.tokenizer import SpecialIds
 
 Ids = NDArray[np.int64]
+_SORT_BLOCK = 1 << 17  # pairs
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class BatchPlan:
         epoch: int,
     ) -> None:
         rng = np.random.default_rng([seed, epoch])
-        permutation = rng.permutation(len(src_lengths)).astype(np.uint32)
-        by_length = np.lexsort((src_lengths[permutation], tgt_lengths[permutation]))
-        self._order = permutation[by_length]
+        order = np.arange(len(src_lengths), dtype=np.uint32)
+        rng.shuffle(order)
+        self._order = _sorted_by(tgt_lengths, _sorted_by(src_lengths, order))
         longer = np.maximum(src_lengths, tgt_lengths)[self._order]
         self._bounds = _cut(longer, tokens_per_batch)
         self._shuffle = rng.permutation(len(self._bounds) - 1)
@@ -161,6 +162,25 @@ def _pad_flat(flat: NDArray[np.integer], lengths: Ids, pad_id: int) -> Ids:
     padded = np.full(real.shape, pad_id, dtype=np.int64)
     padded[real] = flat
     return padded
+
+
+def _sorted_by(lengths: NDArray[np.int32], order: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """`order` stably sorted by the length of each pair: a counting sort, block by block.
+
+    It takes 4 bytes a pair, where NumPy's own sorts take 8 for their result and 8 for themselves.
+    """
+    ends = np.cumsum(np.bincount(lengths, minlength=1))
+    free = np.concatenate([[0], ends[:-1]])  # by length: where its next pair goes
+    result = np.empty_like(order)
+    for start in range(0, len(order), _SORT_BLOCK):
+        block = order[start : start + _SORT_BLOCK]
+        by_length = np.argsort(lengths[block], kind="stable")
+        block = block[by_length]
+        found, counts = np.unique(lengths[block], return_counts=True)
+        within = np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts)
+        result[np.repeat(free[found], counts) + within] = block
+        free[found] += counts
+    return result
 
 
 def _cut(longer: NDArray[np.int32], tokens_per_batch: int) -> NDArray[np.int64]:

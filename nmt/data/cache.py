@@ -58,8 +58,7 @@ class TokenCache:
         self.folder = folder
         self._tokens = {side: _map(folder / f"{side}.tokens", dtype) for side in ("src", "tgt")}
         self._offsets = {side: _map(folder / f"{side}.offsets", np.dtype(np.uint64)) for side in ("src", "tgt")}
-        self.src_lengths = np.diff(self._offsets["src"]).astype(np.int32)
-        self.tgt_lengths = np.diff(self._offsets["tgt"]).astype(np.int32)
+        self.src_lengths, self.tgt_lengths = map(_lengths, self._offsets.values())
 
     def __len__(self) -> int:
         return len(self.src_lengths)
@@ -192,6 +191,12 @@ class _Writer:
     def close(self) -> None:
         self._tokens.close()
         self._offsets.close()
+
+
+def _lengths(offsets: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """The differences, without an array of eight bytes a pair in between."""
+    lengths = np.empty(len(offsets) - 1, dtype=np.int32)
+    return np.subtract(offsets[1:], offsets[:-1], out=lengths, casting="unsafe")
 
 
 def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:

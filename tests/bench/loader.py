@@ -5,6 +5,8 @@ The first two are measured on ../shared/data/mixed, or on the toy corpus where t
 """
 
 import os
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -14,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from figures import REAL_DATA, figure_line
-from nmt.config import Config, parse_config
+from figures import REAL_DATA, ROOT, figure_line, private_memory
+from nmt.config import Config, TokenizerConfig, parse_config
 from nmt.data.batching import BatchStream
 from nmt.data.cache import TokenCache, build_cache
 from nmt.data.clean import scan
@@ -26,6 +28,7 @@ from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 PIECES = 10_000
 TOKENS_PER_BATCH = (4096, 25_000)
 TURNS = 3
+LARGE_MB, SMALLER_MB = 2000, 200  # text, both sides together; the smaller one is more than a tokenizer's sample
 
 
 def main() -> None:
@@ -39,6 +42,7 @@ def main() -> None:
         tokenizer = Tokenizer(train_sentencepiece(src[::4] + tgt[::4], config.tokenizer))
         _building(folder, config, src, tgt, tokenizer)
         _batches(TokenCache(folder / "cache"), tokenizer)
+        _memory(folder, src, tgt)
 
 
 def _corpus(folder: Path) -> Config:
@@ -107,6 +111,72 @@ def _tokens_per_s(cache: TokenCache, tokenizer: Tokenizer, budget: int) -> float
     while stream.position.epoch < 3:
         tokens += stream.batch(stream.draw()).num_tokens
     return tokens / (time.perf_counter() - began)
+
+
+def _memory(folder: Path, src: list[str], tgt: list[str]) -> None:
+    """The private memory of `nmt train` on 2 GB of text, above that on 1 MB."""
+    quick = TokenizerConfig(vocab_size=4000, type="unigram")  # encodes fastest
+    model = folder / "ready.model"
+    model.write_bytes(train_sentencepiece(src[::8] + tgt[::8], quick))
+    ready = {"src_model": str(model)}
+    trained = {"vocab_size": 4000}
+    for name, target_mb, tokenizer in (("", LARGE_MB, ready), ("_with_tokenizer", SMALLER_MB, trained)):
+        small, _ = _peak_mb(folder, src, tgt, 1, tokenizer)
+        large, minutes = _peak_mb(folder, src, tgt, target_mb, tokenizer)
+        print(f"nmt train at most {small:,.0f} MB on 1 MB, {large:,.0f} MB on {target_mb:,} MB, in {minutes:.1f} min")
+        growth, asked = large - small, f"<= 600 at 2 GB; measured at {target_mb:,} MB"
+        print(figure_line(f"private_memory_growth{name}_mb", f"{growth:,.0f}", asked, growth <= 600))
+
+
+def _peak_mb(
+    folder: Path, src: list[str], tgt: list[str], target_mb: int, tokenizer: dict[str, object]
+) -> tuple[float, float]:
+    """Train for a few updates on this much text. Returns: the most private memory of all processes, and minutes."""
+    work = folder / "memory"
+    work.mkdir()
+    pairs = _write_corpus(work, src, tgt, target_mb * 10**6)
+    tables = {
+        "data": {"dir": str(work), "train": "train", "valid": "valid"},
+        "tokenizer": tokenizer,
+        "model": {"num_encoder_layers": 1, "num_decoder_layers": 1, "d_model": 64, "num_heads": 2, "d_ff": 128},
+        "training": {
+            "max_updates": 4,
+            "tokens_per_batch": 4096,
+            "accumulation": 1,
+            "log_every": 1,
+            "precision": "fp32",
+        },
+        "validation": {"every": 4, "max_sentences": 5},
+    }
+    config = parse_config(tables, "bench").to_toml()
+    (work / "bench.toml").write_text(config)
+    print(f"training on {pairs:,} pairs, {target_mb:,} MB", flush=True)
+    began = time.monotonic()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "nmt", "train", work / "bench.toml", "--out", work / "run"], cwd=ROOT
+    )
+    with private_memory(process.pid, every_s=0.05) as peak_mb:
+        code = process.wait()
+    if code:
+        sys.exit(f"nmt train ended with {code}")
+    shutil.rmtree(work)
+    return peak_mb[0], (time.monotonic() - began) / 60
+
+
+def _write_corpus(work: Path, src: list[str], tgt: list[str], target_bytes: int) -> int:
+    """Write this much text to train on: the corpus again and again, its lines numbered so that no pair is repeated."""
+    sides = {"en": src, "de": tgt}
+    pair_bytes, pairs = len("".join([*src, *tgt]).encode()) / len(src) + 2 * len(" 12345678\n"), 0
+    for language, lines in sides.items():
+        (work / f"valid.{language}").write_text("".join(f"{line}\n" for line in lines[:100]))
+    with (work / "train.en").open("wb") as src_file, (work / "train.de").open("wb") as tgt_file:
+        while (left := target_bytes - src_file.tell() - tgt_file.tell()) > 0:
+            number = f" {pairs}\n"
+            count = min(len(src), int(left / pair_bytes) + 1)
+            src_file.write("".join(line + number for line in src[:count]).encode())
+            tgt_file.write("".join(line + number for line in tgt[:count]).encode())
+            pairs += count
+    return pairs
 
 
 main()

@@ -1,5 +1,6 @@
 """Batches: every pair once an epoch, within the budget, in an order that any position resumes."""
 
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
@@ -11,7 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.data.batching import Batch, BatchPlan, BatchStream, Position, make_batch, once_each, pad, widest_batch
+from nmt.data.batching import (
+    Batch,
+    BatchPlan,
+    BatchStream,
+    Position,
+    _sorted_by,
+    make_batch,
+    once_each,
+    pad,
+    widest_batch,
+)
 from nmt.data.cache import TokenCache
 from nmt.text.tokenizer import SpecialIds
 
@@ -39,7 +50,7 @@ def random_cache(pairs: int, seed: int, longest: int = 30) -> TokenCache:
     return cache_of(src, tgt)
 
 
-def lengths(values: list[int]) -> Any:
+def lengths(values: Any) -> Any:
     return np.array(values, dtype=np.int32)
 
 
@@ -112,6 +123,56 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert order(1, 0) == order(1, 0)
     orders = [order(seed, epoch) for seed, epoch in ((1, 0), (1, 1), (2, 0), (0, 1))]
     assert len(set(map(tuple, orders))) == 4
+
+
+def test_sorting_in_blocks_equals_sorting_at_once(monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
+    """The order of an epoch is that of NumPy's permutation and lexsort, which runs before this one were trained in."""
+    equal: list[bool] = []
+
+    @settings(max_examples=500, deadline=None, database=None, derandomize=True)
+    @given(
+        pairs=st.integers(1, 80),
+        longest=st.integers(1, 40),
+        block=st.integers(1, 90),
+        seed=st.integers(0, 2**31 - 1),
+        epoch=st.integers(0, 99),
+    )
+    def check(pairs: int, longest: int, block: int, seed: int, epoch: int) -> None:
+        monkeypatch.setattr("nmt.data.batching._SORT_BLOCK", block)
+        src, tgt = (
+            lengths(np.random.default_rng([seed, side]).integers(1, longest + 1, size=pairs)) for side in (0, 1)
+        )
+        permutation = np.random.default_rng([seed, epoch]).permutation(pairs)
+        at_once = permutation[np.lexsort((src[permutation], tgt[permutation]))]
+        order = BatchPlan(src, tgt, 100, seed, epoch)._order
+        equal.append(order.dtype == np.uint32 and np.array_equal(order, at_once))
+        assert equal[-1]
+
+    check()
+    swapped = _sorted_by(lengths([1, 2, 1]), _sorted_by(lengths([2, 1, 1]), np.arange(3, dtype=np.uint32)))
+    assert swapped.tolist() == [2, 0, 1] != np.lexsort((lengths([1, 2, 1]), lengths([2, 1, 1]))).tolist()  # the control
+    figure("sorted_in_blocks", f"{sum(equal)} of {len(equal)} orders equal", "all", all(equal) and len(equal) >= 500)
+
+
+def traced(work: Callable[[], object]) -> tuple[object, float, float]:
+    """What `work` returns, the bytes it holds on to, and the most that were there while it ran."""
+    tracemalloc.start()
+    try:
+        result = work()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return result, held, peak
+
+
+def test_a_plan_takes_four_bytes_a_pair(figure: Figure) -> None:
+    pairs = 2_000_000
+    src, tgt = (np.random.default_rng(side).integers(1, 60, size=pairs, dtype=np.int32) for side in (0, 1))
+    _, held, peak = traced(lambda: BatchPlan(src, tgt, 4096, seed=1, epoch=0))
+    _, held_by_numpy, peak_of_numpy = traced(lambda: np.lexsort((src, tgt)))
+    assert held_by_numpy > 7 * pairs < peak_of_numpy  # the control: this is what is counted
+    held, peak = held / pairs, peak / pairs
+    figure("plan_bytes_a_pair", f"{held:.1f} held, {peak:.1f} at most", "<= 5; <= 20", held <= 5 and peak <= 20)
 
 
 @pytest.mark.parametrize(("budget", "sizes"), [(30, [3, 3, 3, 1]), (9, [1] * 10), (1, [1] * 10), (1000, [10])])
