@@ -5,6 +5,7 @@ The position in the stream of batches is two integers, (epoch, index), so a resu
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +14,10 @@ from nmt.data.cache import TokenCache
 from nmt.text.tokenizer import SpecialIds
 
 Ids = NDArray[np.int64]
+Lengths = NDArray[np.int32]
+Order = NDArray[np.uint32]
 ORDER = 2  # of the batches that a seed and an epoch give; another number where a change to `BatchPlan` changes them
+_SORT_BLOCK = 1 << 17  # pairs
 
 
 @dataclass(frozen=True)
@@ -46,9 +50,11 @@ class Position:
 class BatchPlan:
     """The batches of one epoch: `order` cut at `bounds`.
 
-    Pairs are permuted, then stably sorted by the longer side, and among equals by how much longer the target is,
-    upwards and downwards in turn, so that neighbours are alike on both sides. They are cut into batches whose padded
+    Pairs are permuted, then stably sorted so that neighbours are of similar lengths, cut into batches whose padded
     longer side holds at most `tokens_per_batch` tokens, and the batches are shuffled. 4 bytes a pair.
+
+    Args:
+        equal_sources: nearly all batches hold sources of one length, so that attention over them needs no mask.
     """
 
     def __init__(
@@ -58,16 +64,13 @@ class BatchPlan:
         tokens_per_batch: int,
         seed: int,
         epoch: int,
+        equal_sources: bool = False,
     ) -> None:
         rng = np.random.default_rng([seed, epoch])
-        permutation = rng.permutation(len(src_lengths)).astype(np.uint32)
-        src_lengths, tgt_lengths = src_lengths[permutation], tgt_lengths[permutation]
-        longer = np.maximum(src_lengths, tgt_lengths)
-        excess = tgt_lengths - src_lengths
-        by_length = np.lexsort((np.where(longer % 2, excess, -excess), longer))
-        self._order = permutation[by_length]
-        longer = longer[by_length]
-        self._bounds = _cut(longer, tokens_per_batch)
+        order = np.arange(len(src_lengths), dtype=np.uint32)
+        rng.shuffle(order)
+        lay_out = _with_equal_sources if equal_sources else _alike
+        self._order, self._bounds = lay_out(src_lengths, tgt_lengths, order, tokens_per_batch)
         self._shuffle = rng.permutation(len(self._bounds) - 1)
 
     def __len__(self) -> int:
@@ -89,9 +92,10 @@ class BatchStream:
         tokens_per_batch: int,
         seed: int,
         position: Position | None = None,
+        equal_sources: bool = False,
     ) -> None:
         self._cache, self._special = cache, special
-        self._tokens_per_batch, self._seed = tokens_per_batch, seed
+        self._tokens_per_batch, self._seed, self._equal_sources = tokens_per_batch, seed, equal_sources
         self.position = position or Position()
         self._plan = self._plan_of(self.position.epoch)
 
@@ -120,7 +124,9 @@ class BatchStream:
 
     def _plan_of(self, epoch: int) -> BatchPlan:
         cache = self._cache
-        return BatchPlan(cache.src_lengths, cache.tgt_lengths, self._tokens_per_batch, self._seed, epoch)
+        return BatchPlan(
+            cache.src_lengths, cache.tgt_lengths, self._tokens_per_batch, self._seed, epoch, self._equal_sources
+        )
 
 
 def once_each(
@@ -143,24 +149,92 @@ def widest_batch(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) 
 
 
 def make_batch(cache: TokenCache, indices: Ids, special: SpecialIds) -> Batch:
-    """Collate pairs of the cache."""
-    src = pad([cache.src(int(i)) for i in indices], special.pad)
-    targets = [cache.tgt(int(i)) for i in indices]
-    tgt_out = pad(targets, special.pad)
+    """Collate pairs of the cache, without a step of Python a pair."""
+    src_ids, src_lengths = cache.gather("src", indices)
+    tgt_ids, tgt_lengths = cache.gather("tgt", indices)
+    tgt_out = _pad_flat(tgt_ids, tgt_lengths, special.pad)
     tgt_in = np.full_like(tgt_out, special.pad)
     tgt_in[:, 0] = special.bos
-    lengths = np.array([len(ids) for ids in targets])
-    shifted = np.arange(tgt_out.shape[1] - 1) < lengths[:, None] - 1  # all but each row's EOS
-    tgt_in[:, 1:][shifted] = tgt_out[:, :-1][shifted]
-    return Batch(src, tgt_in, tgt_out, int(lengths.sum()), indices)
+    shifted = np.arange(tgt_out.shape[1] - 1) < tgt_lengths[:, None] - 1  # all but each row's EOS
+    np.copyto(tgt_in[:, 1:], tgt_out[:, :-1], where=shifted)
+    return Batch(_pad_flat(src_ids, src_lengths, special.pad), tgt_in, tgt_out, len(tgt_ids), indices)
 
 
-def pad(rows: Sequence[Sequence[int] | NDArray[np.integer]], pad_id: int) -> Ids:
+def pad(rows: Sequence[Sequence[int]], pad_id: int) -> Ids:
     """Rows of ids as one int64 array (rows, longest row), padded on the right."""
-    padded = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)
-    for place, row in enumerate(rows):
-        padded[place, : len(row)] = row
+    flat = np.array([piece for row in rows for piece in row], dtype=np.int64)
+    return _pad_flat(flat, np.array([len(row) for row in rows]), pad_id)
+
+
+def _pad_flat(flat: NDArray[np.integer], lengths: Ids, pad_id: int) -> Ids:
+    """Rows that lie end to end in `flat`, of these lengths, as `pad` gives them."""
+    real = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(real.shape, pad_id, dtype=np.int64)
+    padded[real] = flat
     return padded
+
+
+def _alike(
+    src_lengths: Lengths, tgt_lengths: Lengths, order: Order, tokens_per_batch: int
+) -> tuple[Order, NDArray[np.int64]]:
+    """Sorted by the longer side, and among equals by how much longer the target is, upwards and downwards in turn.
+
+    Returns: the order, and the bounds of batches.
+    """
+    order = _sorted_by(_turning_excess(src_lengths, tgt_lengths), order)
+    longer = np.maximum(src_lengths, tgt_lengths)
+    order = _sorted_by(longer, order)
+    return order, _cut(longer[order], tokens_per_batch)
+
+
+def _turning_excess(src_lengths: Lengths, tgt_lengths: Lengths) -> Lengths:
+    """By how much the target is longer, negated where the longer side is even; shifted, so that none is negative."""
+    excess = tgt_lengths - src_lengths
+    np.negative(excess, out=excess, where=np.maximum(src_lengths, tgt_lengths) & 1 == 0)
+    excess -= excess.min(initial=0)
+    return excess
+
+
+def _with_equal_sources(
+    src_lengths: Lengths, tgt_lengths: Lengths, order: Order, tokens_per_batch: int
+) -> tuple[Order, NDArray[np.int64]]:
+    """Batches of one source length each; what would make one less than half full goes into mixed ones at the end.
+
+    Without the mixed ones, rare lengths would make updates of a few pairs. Returns: the order, and the bounds.
+    """
+    order = _sorted_by(src_lengths, _sorted_by(tgt_lengths, order))
+    longer = np.maximum(src_lengths, tgt_lengths)[order]
+    sizes, kept, left = [0], [], []
+    for start, end in pairwise([0, *np.cumsum(np.bincount(src_lengths)).tolist()]):
+        for first, last in pairwise((start + _cut(longer[start:end], tokens_per_batch)).tolist()):
+            if last == end and (last - first) * longer[first:last].max() < tokens_per_batch / 2:
+                left.append(order[first:last])
+            else:
+                kept.append(order[first:last])
+                sizes.append(last - first)
+    mixed, of_mixed = _alike(src_lengths, tgt_lengths, np.concatenate([order[:0], *left]), tokens_per_batch)
+    return np.concatenate([*kept, mixed]), np.concatenate([np.cumsum(sizes), len(order) - len(mixed) + of_mixed[1:]])
+
+
+def _sorted_by(lengths: Lengths, order: Order) -> Order:
+    """`order` stably sorted by the length of each pair: a counting sort, block by block.
+
+    It takes 4 bytes a pair, where NumPy's own sorts take 8 for their result and 8 for themselves.
+    """
+    blocks = [order[start : start + _SORT_BLOCK] for start in range(0, len(order), _SORT_BLOCK)]
+    pairs_of = np.zeros(int(lengths.max(initial=0)) + 1, dtype=np.int64)
+    for block in blocks:
+        pairs_of += np.bincount(lengths[block], minlength=len(pairs_of))
+    free = np.cumsum(pairs_of) - pairs_of  # by length: where its next pair goes
+    result = np.empty_like(order)
+    for block in blocks:
+        by_length = np.argsort(lengths[block], kind="stable")
+        block = block[by_length]
+        found, counts = np.unique(lengths[block], return_counts=True)
+        within = np.arange(len(block)) - np.repeat(np.cumsum(counts) - counts, counts)
+        result[np.repeat(free[found], counts) + within] = block
+        free[found] += counts
+    return result
 
 
 def _cut(longer: NDArray[np.int32], tokens_per_batch: int) -> NDArray[np.int64]:

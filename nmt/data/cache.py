@@ -5,15 +5,19 @@ A cache folder holds `{src,tgt}.tokens` (uint16 or uint32), `{src,tgt}.offsets` 
 """
 
 import json
-from collections import Counter
-from collections.abc import Iterable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.data.clean import length_rule
+from nmt.data.clean import LENGTH_RULES, length_rules
 from nmt.data.sources import Chunk
 from nmt.errors import DataError
 from nmt.storage.atomic import atomic_folder
@@ -21,6 +25,10 @@ from nmt.storage.manifest import damage
 from nmt.text.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
+_PORTION_PAIRS = 2000  # encoded at once by one thread
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 class TokenCache:
@@ -50,8 +58,7 @@ class TokenCache:
         self.folder = folder
         self._tokens = {side: _map(folder / f"{side}.tokens", dtype) for side in ("src", "tgt")}
         self._offsets = {side: _map(folder / f"{side}.offsets", np.dtype(np.uint64)) for side in ("src", "tgt")}
-        self.src_lengths = np.diff(self._offsets["src"]).astype(np.int32)
-        self.tgt_lengths = np.diff(self._offsets["tgt"]).astype(np.int32)
+        self.src_lengths, self.tgt_lengths = map(_lengths, self._offsets.values())
 
     def __len__(self) -> int:
         return len(self.src_lengths)
@@ -63,6 +70,18 @@ class TokenCache:
     def tgt(self, index: int) -> NDArray[Any]:
         """Target ids of a pair, EOS last."""
         return self._slice("tgt", index)
+
+    def gather(self, side: str, indices: NDArray[np.int64]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+        """The ids of some pairs on one side, end to end: uint16 or uint32 (tokens,), and int64 (pairs,), how many each.
+
+        Args:
+            side: `src` or `tgt`.
+        """
+        starts = self._offsets[side][indices].astype(np.int64)  # uint64 and int64 together would make floats
+        lengths = (self.src_lengths if side == "src" else self.tgt_lengths)[indices].astype(np.int64)
+        ends = np.cumsum(lengths)
+        places = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+        return self._tokens[side][places], lengths
 
     def _slice(self, side: str, index: int) -> NDArray[Any]:
         offsets = self._offsets[side]
@@ -79,61 +98,108 @@ def build_cache(
     max_ratio: float,
     threads: int = 1,
 ) -> None:
-    """Encode the pairs with `keep` set and write them to `folder`. Raises: StorageError."""
+    """Encode the pairs with `keep` set and write them to `folder`, the same bytes whatever the chunks and threads.
+
+    Memory: two chunks of text a thread. Raises: StorageError.
+    """
     largest_id = max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1
     dtype = np.dtype(np.uint16 if largest_id <= np.iinfo(np.uint16).max else np.uint32)
     dropped: Counter[str] = Counter()
+    encode = partial(_encode, tokenizer=tokenizer, dtype=dtype, max_length=max_length, max_ratio=max_ratio)
     with atomic_folder(folder) as temporary:
-        writers = {side: _Writer(temporary, side, dtype) for side in ("src", "tgt")}
-        position = 0
-        for src_lines, tgt_lines in chunks:
-            kept = np.flatnonzero(keep[position : position + len(src_lines)])
-            position += len(src_lines)
-            src_ids = tokenizer.encode_src([src_lines[i] for i in kept], threads)
-            tgt_ids = tokenizer.encode_tgt([tgt_lines[i] for i in kept], threads)
-            for src, tgt in zip(src_ids, tgt_ids, strict=True):
-                rule = length_rule(len(src), len(tgt), max_length, max_ratio)
-                if rule:
-                    dropped[rule] += 1
-                else:
-                    writers["src"].add(src)
-                    writers["tgt"].add(tgt)
-            for writer in writers.values():
-                writer.flush()
+        writers = {side: _Writer(temporary, side) for side in ("src", "tgt")}
+        for encoded in _in_threads(encode, _kept(chunks, keep), threads):
+            writers["src"].write(encoded.src_ids, encoded.src_lengths)
+            writers["tgt"].write(encoded.tgt_ids, encoded.tgt_lengths)
+            dropped.update(encoded.dropped)
         for writer in writers.values():
             writer.close()
-        meta = {"format_version": FORMAT_VERSION, "dtype": dtype.name, "dropped": dict(dropped)}
+        counts = {rule: dropped[rule] for rule in LENGTH_RULES if dropped[rule]}
+        meta = {"format_version": FORMAT_VERSION, "dtype": dtype.name, "dropped": counts}
         (temporary / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+@dataclass(frozen=True)
+class _Encoded:
+    """Pairs that passed the length rules: ids end to end (tokens,), and how many each pair has, int64 (pairs,)."""
+
+    src_ids: NDArray[Any]
+    src_lengths: NDArray[np.int64]
+    tgt_ids: NDArray[Any]
+    tgt_lengths: NDArray[np.int64]
+    dropped: Counter[str]
+
+
+def _kept(chunks: Iterable[Chunk], keep: NDArray[np.bool_]) -> Iterator[Chunk]:
+    """The chunks without the pairs that were dropped, in portions: ids in lists take more memory than text."""
+    position = 0
+    for src_lines, tgt_lines in chunks:
+        kept = np.flatnonzero(keep[position : position + len(src_lines)]).tolist()
+        position += len(src_lines)
+        for start in range(0, len(kept), _PORTION_PAIRS):
+            portion = kept[start : start + _PORTION_PAIRS]
+            yield [src_lines[i] for i in portion], [tgt_lines[i] for i in portion]
+
+
+def _encode(chunk: Chunk, tokenizer: Tokenizer, dtype: np.dtype[Any], max_length: int, max_ratio: float) -> _Encoded:
+    src_ids, src_lengths = _flat(tokenizer.encode_src(chunk[0], 1), dtype)
+    tgt_ids, tgt_lengths = _flat(tokenizer.encode_tgt(chunk[1], 1), dtype)
+    rules = length_rules(src_lengths, tgt_lengths, max_length, max_ratio)
+    dropped = Counter({rule: int(broken.sum()) for rule, broken in rules.items()})
+    if dropped.total():
+        fits = ~np.logical_or.reduce(list(rules.values()))
+        src_ids, src_lengths = src_ids[np.repeat(fits, src_lengths)], src_lengths[fits]
+        tgt_ids, tgt_lengths = tgt_ids[np.repeat(fits, tgt_lengths)], tgt_lengths[fits]
+    return _Encoded(src_ids, src_lengths, tgt_ids, tgt_lengths, dropped)
+
+
+def _flat(rows: list[list[int]], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    lengths = np.fromiter(map(len, rows), dtype=np.int64, count=len(rows))
+    return np.fromiter(chain.from_iterable(rows), dtype=dtype, count=int(lengths.sum())), lengths
+
+
+def _in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
+    """`map` in threads, in order, at most two items a thread under way. SentencePiece works outside Python's lock."""
+    pending: deque[Future[Result]] = deque()
+    with ThreadPoolExecutor(max_workers=threads) as pool:
+        try:
+            for item in items:
+                pending.append(pool.submit(work, item))
+                if len(pending) >= 2 * threads:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
 
 
 class _Writer:
     """Appends sentences to one side's token and offset files."""
 
-    def __init__(self, folder: Path, side: str, dtype: np.dtype[Any]) -> None:
+    def __init__(self, folder: Path, side: str) -> None:
         self._tokens = (folder / f"{side}.tokens").open("wb")
         self._offsets = (folder / f"{side}.offsets").open("wb")
-        self._dtype = dtype
-        self._pending: list[list[int]] = []
-        self._end = np.uint64(0)
+        self._end = 0
         self._offsets.write(np.zeros(1, dtype=np.uint64).tobytes())
 
-    def add(self, ids: list[int]) -> None:
-        self._pending.append(ids)
-
-    def flush(self) -> None:
-        lengths = np.array([len(ids) for ids in self._pending], dtype=np.uint64)
-        flat = [piece for ids in self._pending for piece in ids]
-        self._tokens.write(np.array(flat, dtype=self._dtype).tobytes())
-        self._offsets.write((self._end + np.cumsum(lengths, dtype=np.uint64)).tobytes())
-        self._end += np.uint64(len(flat))
-        self._pending.clear()
+    def write(self, ids: NDArray[Any], lengths: NDArray[np.int64]) -> None:
+        self._tokens.write(ids.tobytes())
+        self._offsets.write((self._end + np.cumsum(lengths)).astype(np.uint64).tobytes())
+        self._end += len(ids)
 
     def close(self) -> None:
         self._tokens.close()
         self._offsets.close()
 
 
+def _lengths(offsets: NDArray[np.uint64]) -> NDArray[np.int32]:
+    """The differences, without an array of eight bytes a pair in between."""
+    lengths = np.empty(len(offsets) - 1, dtype=np.int32)
+    return np.subtract(offsets[1:], offsets[:-1], out=lengths, casting="unsafe")
+
+
 def _map(path: Path, dtype: np.dtype[Any]) -> NDArray[Any]:
     if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
+    return np.asarray(np.memmap(path, dtype=dtype, mode="r"))  # a plain array indexes faster

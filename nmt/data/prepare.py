@@ -76,7 +76,9 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
     cache.mkdir(parents=True, exist_ok=True)
     remove_stale(cache)
     say(f"reading {', '.join(describe(source, data) for source in data.train)}")
-    train = _scan(config, data.train, say, remove_duplicates=data.remove_duplicates)
+    tokenizer = tokenizer or _given_tokenizer(config)
+    sample_lines = config.tokenizer.train_lines if tokenizer is None else 0
+    train = _scan(config, data.train, say, remove_duplicates=data.remove_duplicates, sample_lines=sample_lines)
     keep, train_dropped = train.keep.copy(), train.dropped
     if data.valid is None:
         valid_sources, valid_keep = data.train, _hold_out(keep, data.valid_size, config.training.seed)
@@ -85,10 +87,10 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         train_dropped = train_dropped + Counter({"held out": int(valid_keep.sum())})
     else:
         valid_sources = [data.valid]
-        valid = _scan(config, valid_sources, say, remove_duplicates=False)
+        valid = _scan(config, valid_sources, say, remove_duplicates=False, sample_lines=0)
         valid_keep, valid_dropped = valid.keep, valid.dropped
     if tokenizer is None:
-        tokenizer = _given_tokenizer(config) or _train_tokenizer(config, train, cache, say)
+        tokenizer = _train_tokenizer(config, train, cache, say)
     train.drop_sample()
     # Validation is read before training text is encoded, so that its mistakes show early.
     valid_src, valid_tgt = _texts(config, valid_sources, valid_keep)
@@ -109,13 +111,9 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
     return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts)
 
 
-def _scan(config: Config, sources: list[Source], say: Say, remove_duplicates: bool) -> Scan:
-    return scan(
-        _chunks(config, sources, say),
-        remove_duplicates=remove_duplicates,
-        sample_lines=config.tokenizer.train_lines,
-        seed=config.training.seed,
-    )
+def _scan(config: Config, sources: list[Source], say: Say, *, remove_duplicates: bool, sample_lines: int) -> Scan:
+    chunks, seed = _chunks(config, sources, say), config.training.seed
+    return scan(chunks, remove_duplicates=remove_duplicates, sample_lines=sample_lines, seed=seed)
 
 
 def _chunks(config: Config, sources: list[Source], say: Say = lambda text: None) -> Iterator[Chunk]:
@@ -125,10 +123,11 @@ def _chunks(config: Config, sources: list[Source], say: Say = lambda text: None)
 
 def _hold_out(keep: NDArray[np.bool_], size: int, seed: int) -> NDArray[np.bool_]:
     """A random set of kept pairs for validation: `size`, but at most a tenth of them."""
-    kept = np.flatnonzero(keep)
-    chosen = np.random.default_rng(seed).choice(kept, size=min(size, len(kept) // 10), replace=False)
+    num_kept = int(keep.sum())
+    chosen = np.zeros(num_kept, dtype=bool)
+    chosen[np.random.default_rng(seed).choice(num_kept, size=min(size, num_kept // 10), replace=False)] = True
     held_out = np.zeros_like(keep)
-    held_out[chosen] = True
+    held_out[keep] = chosen
     return held_out
 
 

@@ -1,7 +1,10 @@
-"""What benches share: the FIGURE line, and running the command line."""
+"""What benches share: the FIGURE line, running the command line, and watching its memory."""
 
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,3 +24,42 @@ def nmt(*arguments: object, **options: object) -> str:
     if done.returncode:
         sys.exit(f"nmt {arguments[0]} ended with {done.returncode}")
     return done.stdout
+
+
+@contextmanager
+def private_memory(pid: int, every_s: float) -> Iterator[list[float]]:
+    """Watch a process and its children within the block: a list that holds the most private memory so far, in MB.
+
+    Private is RssAnon + RssShmem, summed over all processes alive at a sample.
+    """
+    peak_mb, ended = [0.0], threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(every_s):
+            peak_mb[0] = max(peak_mb[0], sum(_private_mb(member) for member in _family(pid)))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield peak_mb
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def _family(pid: int) -> list[int]:
+    """A process and all that descend from it, whichever of their threads began them."""
+    try:
+        threads = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for thread in threads for child in (thread / "children").read_text().split()]
+    except OSError:
+        return [pid]
+    return [pid, *(member for child in children for member in _family(child))]
+
+
+def _private_mb(pid: int) -> float:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return 0.0
+    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))) / 1024

@@ -8,11 +8,9 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
-from pathlib import Path
 
-from figures import ROOT, figure_line
+from figures import ROOT, figure_line, private_memory
 
 WORK = ROOT / "runs" / "wmt-bench"
 CORPUS = WORK / "corpus"
@@ -46,35 +44,13 @@ def main() -> None:
     command = [sys.executable, "-m", "nmt", "train", "configs/wmt14-en-de-base.toml", "--out", run, *settings]
     began = time.monotonic()
     process = subprocess.Popen(command, cwd=ROOT, env=environment)
-    peak_mb = [0.0]
-    threading.Thread(target=_watch, args=(process.pid, peak_mb), daemon=True).start()
-    if process.wait():
-        sys.exit(f"nmt train ended with {process.returncode}")
+    with private_memory(process.pid, every_s=0.5) as peak_mb:
+        code = process.wait()
+    if code:
+        sys.exit(f"nmt train ended with {code}")
     minutes = (time.monotonic() - began) / 60
     print(figure_line("wmt_path_minutes", f"{minutes:.1f}", "<= 40", minutes <= 40))
     print(figure_line("wmt_path_private_gb", f"{peak_mb[0] / 1024:.2f}", "<= 4", peak_mb[0] <= 4096))
-
-
-def _watch(pid: int, peak_mb: list[float]) -> None:
-    while True:
-        peak_mb[0] = max(peak_mb[0], sum(_private_mb(member) for member in _family(pid)))
-        time.sleep(0.5)
-
-
-def _family(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    try:
-        return [pid, *(member for child in children.read_text().split() for member in _family(int(child)))]
-    except OSError:
-        return [pid]
-
-
-def _private_mb(pid: int) -> float:
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    except OSError:
-        return 0.0
-    return sum(int(line.split()[1]) for line in lines if line.startswith(("RssAnon:", "RssShmem:"))) / 1024
 
 
 main()

@@ -1,6 +1,8 @@
 """Batches: every pair once an epoch, within the budget, in an order that any position resumes."""
 
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any
@@ -11,24 +13,36 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from nmt.data.batching import Batch, BatchPlan, BatchStream, Position, make_batch, once_each, pad, widest_batch
+from nmt.data.batching import (
+    Batch,
+    BatchPlan,
+    BatchStream,
+    Position,
+    _sorted_by,
+    make_batch,
+    once_each,
+    pad,
+    widest_batch,
+)
+from nmt.data.cache import TokenCache
 from nmt.text.tokenizer import SpecialIds
 
 Figure = Callable[..., None]
 SPECIAL = SpecialIds(pad=0, unk=1, bos=2, eos=3)
 
 
-def cache_of(src: list[list[int]], tgt: list[list[int]]) -> Any:
-    """What batching asks of a TokenCache."""
-    return SimpleNamespace(
-        src=lambda i: np.array(src[i], dtype=np.uint16),
-        tgt=lambda i: np.array(tgt[i], dtype=np.uint16),
-        src_lengths=np.array([len(ids) for ids in src], dtype=np.int32),
-        tgt_lengths=np.array([len(ids) for ids in tgt], dtype=np.int32),
-    )
+def cache_of(src: list[list[int]], tgt: list[list[int]], dtype: Any = np.uint16) -> TokenCache:
+    """A cache that lies in memory."""
+    cache = TokenCache.__new__(TokenCache)
+    sides = {"src": src, "tgt": tgt}
+    counts = {side: np.array([len(ids) for ids in rows], dtype=np.int32) for side, rows in sides.items()}
+    cache._tokens = {side: np.array([piece for ids in rows for piece in ids], dtype) for side, rows in sides.items()}
+    cache._offsets = {side: np.cumsum([0, *counts[side]]).astype(np.uint64) for side in sides}
+    cache.src_lengths, cache.tgt_lengths = counts["src"], counts["tgt"]
+    return cache
 
 
-def random_cache(pairs: int, seed: int, longest: int = 30) -> Any:
+def random_cache(pairs: int, seed: int, longest: int = 30) -> TokenCache:
     rng = np.random.default_rng(seed)
     src, tgt = (
         [[*rng.integers(4, 100, size=n).tolist(), SPECIAL.eos] for n in rng.integers(0, longest, size=pairs)]
@@ -37,7 +51,7 @@ def random_cache(pairs: int, seed: int, longest: int = 30) -> Any:
     return cache_of(src, tgt)
 
 
-def lengths(values: list[int]) -> Any:
+def lengths(values: Any) -> Any:
     return np.array(values, dtype=np.int32)
 
 
@@ -112,6 +126,94 @@ def test_order_is_a_function_of_seed_and_epoch() -> None:
     assert len(set(map(tuple, orders))) == 4
 
 
+def test_sorting_in_blocks_equals_sorting_at_once(monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
+    """The order of an epoch is that of NumPy's permutation and lexsort."""
+    equal: list[bool] = []
+
+    @settings(max_examples=500, deadline=None, database=None, derandomize=True)
+    @given(
+        pairs=st.integers(1, 80),
+        longest=st.integers(1, 40),
+        block=st.integers(1, 90),
+        seed=st.integers(0, 2**31 - 1),
+        epoch=st.integers(0, 99),
+    )
+    def check(pairs: int, longest: int, block: int, seed: int, epoch: int) -> None:
+        monkeypatch.setattr("nmt.data.batching._SORT_BLOCK", block)
+        src, tgt = (
+            lengths(np.random.default_rng([seed, side]).integers(1, longest + 1, size=pairs)) for side in (0, 1)
+        )
+        permutation = np.random.default_rng([seed, epoch]).permutation(pairs)
+        longer, excess = np.maximum(src, tgt)[permutation], (tgt - src)[permutation]
+        at_once = permutation[np.lexsort((np.where(longer % 2, excess, -excess), longer))]
+        order = BatchPlan(src, tgt, 100, seed, epoch)._order
+        equal.append(order.dtype == np.uint32 and np.array_equal(order, at_once))
+        assert equal[-1]
+
+    check()
+    swapped = _sorted_by(lengths([1, 2, 1]), _sorted_by(lengths([2, 1, 1]), np.arange(3, dtype=np.uint32)))
+    assert swapped.tolist() == [2, 0, 1] != np.lexsort((lengths([1, 2, 1]), lengths([2, 1, 1]))).tolist()  # the control
+    figure("sorted_in_blocks", f"{sum(equal)} of {len(equal)} orders equal", "all", all(equal) and len(equal) >= 500)
+
+
+def traced(work: Callable[[], object]) -> tuple[object, float, float]:
+    """What `work` returns, the bytes it holds on to, and the most that were there while it ran."""
+    tracemalloc.start()
+    try:
+        result = work()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    return result, held, peak
+
+
+def test_a_plan_takes_four_bytes_a_pair(figure: Figure) -> None:
+    pairs = 2_000_000
+    src, tgt = (np.random.default_rng(side).integers(1, 60, size=pairs, dtype=np.int32) for side in (0, 1))
+    _, held, peak = traced(lambda: BatchPlan(src, tgt, 4096, seed=1, epoch=0))
+    _, held_by_numpy, peak_of_numpy = traced(lambda: np.lexsort((src, tgt)))
+    assert held_by_numpy > 7 * pairs < peak_of_numpy  # the control: this is what is counted
+    held, peak = held / pairs, peak / pairs
+    figure("plan_bytes_a_pair", f"{held:.1f} held, {peak:.1f} at most", "<= 5; <= 20", held <= 5 and peak <= 20)
+
+
+def test_equal_sources_need_no_mask(figure: Figure) -> None:
+    rng = np.random.default_rng(1)
+    src = (2 + rng.gamma(4, 5, 50_000)).astype(np.int32)
+    tgt = np.maximum(2, src + rng.normal(0, 3, len(src))).astype(np.int32)
+
+    def batches(equal_sources: bool) -> list[NDArray[np.int64]]:
+        plan = BatchPlan(src, tgt, 4096, 1, 0, equal_sources)
+        return [plan.indices(number) for number in range(len(plan))]
+
+    def masked(of: list[NDArray[np.int64]]) -> float:
+        """The share of pairs in batches with padded sources."""
+        return sum(len(pairs) for pairs in of if np.ptp(src[pairs])) / len(src)
+
+    equal, alike = batches(True), batches(False)
+    assert sorted(np.concatenate(equal).tolist()) == list(range(len(src)))
+    sizes = [len(pairs) * int(max(src[pairs].max(), tgt[pairs].max())) for pairs in equal]
+    assert max(sizes) <= 4096
+    assert sum(size < 2048 for size in sizes) <= 1  # small ones were mixed
+    figure(
+        "masked_pairs",
+        f"{masked(equal):.1%} ({masked(alike):.0%} otherwise)",
+        "<= 15 %",
+        masked(equal) <= 0.15 < masked(alike),
+    )
+
+
+@pytest.mark.parametrize("equal_sources", [False, True])
+@given(data=st.data())
+@settings(max_examples=60, deadline=None, database=None, derandomize=True)
+def test_every_pair_is_in_one_batch(equal_sources: bool, data: st.DataObject) -> None:
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    pairs, longest = data.draw(st.integers(1, 200)), data.draw(st.integers(1, 30))
+    src, tgt = (rng.integers(1, longest + 1, size=pairs, dtype=np.int32) for _ in range(2))
+    plan = BatchPlan(src, tgt, data.draw(st.integers(1, 300)), 1, 0, equal_sources)
+    assert sorted(np.concatenate([plan.indices(number) for number in range(len(plan))]).tolist()) == list(range(pairs))
+
+
 @pytest.mark.parametrize(("budget", "sizes"), [(30, [3, 3, 3, 1]), (9, [1] * 10), (1, [1] * 10), (1000, [10])])
 def test_batches_fill_the_budget(budget: int, sizes: list[int]) -> None:
     ten = lengths([10] * 10)
@@ -119,7 +221,7 @@ def test_batches_fill_the_budget(budget: int, sizes: list[int]) -> None:
     assert sorted((len(plan.indices(number)) for number in range(len(plan))), reverse=True) == sizes
 
 
-def test_batches_are_hardly_padded(figure: Callable[..., None]) -> None:
+def test_batches_are_hardly_padded(figure: Figure) -> None:
     rng = np.random.default_rng(1)
     src = rng.integers(2, 40, 20_000).astype(np.int32)
     tgt = np.maximum(2, src + rng.normal(0, 3, len(src))).astype(np.int32)  # translations are about as long
@@ -209,6 +311,60 @@ def test_collate_round_trip(figure: Figure) -> None:
     assert collated_right(batch, src, src, SPECIAL)
     failed = len(right) - sum(right)
     figure("collate", f"{failed} wrong of {len(right)} batches", "0", not failed and len(right) >= 1000)
+
+
+def collated_by_row(cache: TokenCache, indices: Any, special: SpecialIds) -> Batch:
+    """What `make_batch` gives, the slow way."""
+    src, targets = [cache.src(int(i)) for i in indices], [cache.tgt(int(i)) for i in indices]
+    arrays = [np.full((len(indices), max(map(len, rows))), special.pad, np.int64) for rows in (src, targets, targets)]
+    for row in range(len(indices)):
+        arrays[0][row, : len(src[row])] = src[row]
+        arrays[1][row, : len(targets[row])] = [special.bos, *targets[row][:-1]]
+        arrays[2][row, : len(targets[row])] = targets[row]
+    return Batch(arrays[0], arrays[1], arrays[2], sum(map(len, targets)), indices)
+
+
+def bit_equal(first: Batch, second: Batch) -> bool:
+    pairs = [(getattr(first, name), getattr(second, name)) for name in ("src", "tgt_in", "tgt_out", "indices")]
+    return first.num_tokens == second.num_tokens and all(
+        a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes() for a, b in pairs
+    )
+
+
+def test_collating_at_once_equals_collating_row_by_row(figure: Figure) -> None:
+    equal: list[bool] = []
+
+    @settings(max_examples=1000, deadline=None, database=None, derandomize=True)
+    @given(
+        pairs=st.integers(1, 15),
+        rows=st.integers(1, 20),
+        longest=st.integers(1, 40),
+        dtype=st.sampled_from([np.uint16, np.uint32]),
+        special=st.sampled_from([SPECIAL, SpecialIds(pad=9, unk=0, bos=1, eos=3), SpecialIds(pad=3, bos=3, eos=3)]),
+        seed=st.integers(0, 2**31 - 1),
+    )
+    def check(pairs: int, rows: int, longest: int, dtype: Any, special: SpecialIds, seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        largest = np.iinfo(dtype).max
+        src, tgt = (
+            [rng.integers(0, largest, size=n, endpoint=True).tolist() for n in rng.integers(1, longest + 1, size=pairs)]
+            for _ in "st"
+        )
+        cache, indices = cache_of(src, tgt, dtype), rng.integers(0, pairs, size=rows)
+        equal.append(bit_equal(make_batch(cache, indices, special), collated_by_row(cache, indices, special)))
+        assert equal[-1]
+
+    check()
+    cache = random_cache(10, seed=8)
+    batch, other = make_batch(cache, np.arange(4), SPECIAL), collated_by_row(cache, np.arange(4), SPECIAL)
+    for array in (batch.src, batch.tgt_in, batch.tgt_out):  # negative controls: one id changed, another type
+        array[-1, 0] += 1
+        assert not bit_equal(batch, other)
+        array[-1, 0] -= 1
+    assert not bit_equal(replace(batch, src=batch.src.astype(np.int32)), other)
+    assert not bit_equal(make_batch(cache, np.array([0, 1, 2, 4]), SPECIAL), other)
+    assert bit_equal(batch, other)
+    figure("collate_at_once", f"{sum(equal)} of {len(equal)} bit-equal", "all", all(equal) and len(equal) >= 1000)
 
 
 def test_in_order_gives_every_pair_once_and_always_the_same() -> None:

@@ -1,13 +1,15 @@
 """The rules that drop pairs, each with its count, and a sample that is fair."""
 
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.data.clean import Reservoir, length_rule, scan
+from nmt.data.clean import Reservoir, _first_of_equals, length_rules, scan
 
 PAIRS = [("a", "b"), ("", "b"), ("a", ""), ("a", "b"), ("a", "c"), ("", ""), ("", "b"), ("a", "b"), ("b", "a")]
 
@@ -51,6 +53,38 @@ def test_scan_equals_the_plain_rule(pairs: list[tuple[str, str]], size: int) -> 
     assert result.dropped["empty"] == sum(not (s and t) for s, t in pairs)
     assert result.dropped.total() == len(pairs) - sum(keep)
     assert list(zip(result.src_sample, result.tgt_sample, strict=True)) == [pair for pair in pairs if all(pair)]
+
+
+def test_equal_hashes_are_found_in_parts() -> None:
+    hashes = np.random.default_rng(1).integers(0, 2**64, size=500, dtype=np.uint64)
+    hashes = np.random.default_rng(2).choice(hashes, size=3000)
+    first = np.zeros(3000, dtype=bool)
+    first[np.unique(hashes, return_index=True)[1]] = True
+    assert 300 < first.sum() <= 500
+    assert np.array_equal(_first_of_equals(hashes), first)
+
+
+def test_no_sample_is_taken_where_none_is_wanted() -> None:
+    result = scan(batched(PAIRS, 3), remove_duplicates=True, sample_lines=0, seed=1)
+    assert result.src_sample == result.tgt_sample == []
+    assert result.keep.sum() == 3
+
+
+def test_scanning_takes_few_bytes_a_pair(figure: Callable[..., None]) -> None:
+    """Of these 8 are the hashes, 1 is left; finding what is repeated all at once would take 40."""
+    pairs, chunk = 400_000, 1000
+    chunks = (([f"{i} {j}" for j in range(chunk)], ["x"] * chunk) for i in range(pairs // chunk))
+    tracemalloc.start()
+    try:
+        result = scan(chunks, remove_duplicates=True, sample_lines=0, seed=1)
+        held, peak = (size / pairs for size in tracemalloc.get_traced_memory())
+        tracemalloc.reset_peak()
+        np.unique(np.arange(pairs, dtype=np.uint64)[::-1], return_index=True)  # the control
+        at_once = tracemalloc.get_traced_memory()[1] / pairs
+    finally:
+        tracemalloc.stop()
+    assert result.keep.sum() == pairs and at_once > 25
+    figure("scan_bytes_a_pair", f"{peak:.1f} at most, {held:.1f} held", "<= 20; <= 2", peak <= 20 and held <= 2)
 
 
 def test_content_hash_knows_order_and_content_but_not_chunks() -> None:
@@ -109,7 +143,9 @@ def test_reservoir_keeps_all_of_a_short_stream() -> None:
 )
 def test_length_rule(src: int, tgt: int, rule: str | None) -> None:
     """At most 10 pieces; the longer side at most 3 times the shorter and 4."""
-    assert length_rule(src, tgt, max_length=10, max_ratio=3.0) == rule
+    broken = length_rules(np.array([5, src]), np.array([5, tgt]), max_length=10, max_ratio=3.0)
+    assert [name for name, pairs in broken.items() if pairs[1]] == ([rule] if rule else [])
+    assert not any(pairs[0] for pairs in broken.values())
 
 
 def test_keep_is_writable_and_bool() -> None:

@@ -4,10 +4,11 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nmt.config import Config, TokenizerConfig, parse_config
-from nmt.data.prepare import Prepared, prepare
+from nmt.data.prepare import Prepared, _hold_out, prepare
 from nmt.errors import BundleError, ConfigError, DataError
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
@@ -67,6 +68,15 @@ def made(said: list[str]) -> list[str]:
     """Which things were made anew."""
     kinds = {"training a": "tokenizer", " train pairs": "train", " valid pairs": "valid"}
     return [kind for line in said for mark, kind in kinds.items() if mark in line and not line.startswith("reading")]
+
+
+def test_the_pairs_held_out_are_those_of_earlier_versions() -> None:
+    keep = np.random.default_rng(1).random(50_000) < 0.7
+    for size in (1, 20, 3000, 10**6):
+        kept = np.flatnonzero(keep)
+        chosen = np.random.default_rng(5).choice(kept, size=min(size, len(kept) // 10), replace=False)
+        assert np.array_equal(np.flatnonzero(_hold_out(keep, size, seed=5)), np.sort(chosen))
+    assert not np.array_equal(_hold_out(keep, 20, seed=5), _hold_out(keep, 20, seed=6))
 
 
 def test_everything_is_prepared(corpus: Path) -> None:
