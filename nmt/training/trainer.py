@@ -73,6 +73,7 @@ class Trainer:
         self.config, self.run, self.prepared, self.bundle = config, run, prepared, bundle
         self.log, self.stop, self.ranks = log, stop, ranks or Ranks()
         self.model = bundle.model.train()
+        self.model.gradient_checkpointing = config.training.gradient_checkpointing
         self.pad = bundle.tokenizer.special.pad
         self.device = next(self.model.parameters()).device
         self.optimizer = make_optimizer(self.model, config.training)
