@@ -8,10 +8,13 @@ Shapes: B batch, S source, T target, D d_model, F d_ff, V vocabulary, N rows of 
 """
 
 import math
+from collections.abc import Callable
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nmt.config import ModelConfig
 from nmt.model.attention import CrossAttention, SelfAttention
@@ -125,6 +128,7 @@ class Transformer(nn.Module):
         self.encoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
         self.output = nn.Linear(d_model, tgt_vocab_size, bias=False)
+        self.gradient_checkpointing = False  # of a layer keep its inputs alone; the backward pass computes it again
         self._initialise()
         if tied != "none":
             self.output.weight = self.tgt_embedding.weight
@@ -143,7 +147,7 @@ class Transformer(nn.Module):
         keep = None if src_keep_BS is None else src_keep_BS[:, None, None]
         x_BSD = self._embed(self.src_embedding, src_BS, 0)
         for layer in self.encoder:
-            x_BSD = layer(x_BSD, keep)
+            x_BSD = self._run(_encode_with, layer, x_BSD, keep)
         memory_BSD: Tensor = self.encoder_norm(x_BSD)
         return memory_BSD
 
@@ -152,7 +156,7 @@ class Transformer(nn.Module):
         keep = None if src_keep_BS is None else src_keep_BS[:, None, None]
         x_BTD = self._embed(self.tgt_embedding, tgt_in_BT, 0)
         for layer in self._decoder_layers():
-            x_BTD = layer(x_BTD, layer.cross_attention.project_memory(memory_BSD), keep)
+            x_BTD = self._run(_decode_with, layer, x_BTD, memory_BSD, keep)
         states_BTD: Tensor = self.decoder_norm(x_BTD)
         return states_BTD
 
@@ -178,6 +182,14 @@ class Transformer(nn.Module):
         """Trainable numbers, tied ones counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
+    def _run(self, region: Callable[..., Tensor], layer: nn.Module, *inputs: Tensor | None) -> Tensor:
+        """A layer's output. While training, its activations may be computed again instead of being kept."""
+        if self.training and torch.is_grad_enabled() and self.gradient_checkpointing:
+            # The default generators are put back to where they stood, so dropout draws the same masks again.
+            again: Tensor = checkpoint(region, layer, *inputs, use_reentrant=False, preserve_rng_state=True)
+            return again
+        return region(layer, *inputs)
+
     def _decoder_layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder))
 
@@ -202,3 +214,13 @@ class Transformer(nn.Module):
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         nn.init.normal_(self.output.weight, std=self.output.in_features**-0.5)
+
+
+def _encode_with(layer: EncoderLayer, x_BSD: Tensor, keep: Tensor | None) -> Tensor:
+    output_BSD: Tensor = layer(x_BSD, keep)
+    return output_BSD
+
+
+def _decode_with(layer: DecoderLayer, x_BTD: Tensor, memory_BSD: Tensor, keep: Tensor | None) -> Tensor:
+    output_BTD: Tensor = layer(x_BTD, layer.cross_attention.project_memory(memory_BSD), keep)
+    return output_BTD

@@ -29,7 +29,7 @@ ALLOWED = {
 }
 _FREE = {  # what may change without a word: it does not touch the updates; of [data] the text itself is compared
     *(f"training.{key}" for key in ("max_updates", "max_epochs", "max_minutes", "rank_timeout_s")),
-    *(f"training.{key}" for key in ("log_every", "keep_last", "keep_best")),
+    *(f"training.{key}" for key in ("log_every", "keep_last", "keep_best", "gradient_checkpointing")),
 }
 _LANGUAGES = ("data.src_lang", "data.tgt_lang")
 _NEW_ORDER = ("training.tokens_per_batch", "training.seed")  # with these the batches of an epoch are others

@@ -28,6 +28,7 @@ from nmt.storage.manifest import damage
 from nmt.training.checkpoint import CheckpointWriter, Snapshot, TrainState, average, best_updates, prune, restore
 from nmt.training.checks import not_finite, refuse_drift, refuse_hopeless
 from nmt.training.distributed import Ranks
+from nmt.training.finite import Unseen, skip_unless_finite
 from nmt.training.interrupt import StopRequest
 from nmt.training.limits import fraction_done, left, limit_reached
 from nmt.training.loss import batch_loss
@@ -58,7 +59,11 @@ class _Sums:
 
 
 class Trainer:
-    """One run: a model, its optimiser, its data and where it stands. Every rank has one."""
+    """One run: a model, its optimiser, its data and where it stands. Every rank has one.
+
+    Args:
+        look_later: whether the host looks at a gradient's norm one update later (see `finite`); by default on CUDA.
+    """
 
     def __init__(
         self,
@@ -69,10 +74,13 @@ class Trainer:
         log: TrainingLog,
         stop: StopRequest,
         ranks: Ranks | None = None,
+        *,
+        look_later: bool | None = None,
     ) -> None:
         self.config, self.run, self.prepared, self.bundle = config, run, prepared, bundle
         self.log, self.stop, self.ranks = log, stop, ranks or Ranks()
         self.model = bundle.model.train()
+        self.model.gradient_checkpointing = config.training.gradient_checkpointing
         self.pad = bundle.tokenizer.special.pad
         self.device = next(self.model.parameters()).device
         self.optimizer = make_optimizer(self.model, config.training)
@@ -83,6 +91,8 @@ class Trainer:
         self._saved_update, self._waits = 0, 0
         self._signal = 0  # a signal that any rank received, agreed on by all
         self._losses: dict[int, Tensor] = {}  # of this rank's micro-batches of the current update
+        self._look_later = self.device.type == "cuda" if look_later is None else look_later
+        self._unseen: Unseen | None = None
         self._since_record = _Sums()
         self._start_clock()
 
@@ -155,8 +165,8 @@ class Trainer:
                 raise
             raise _does_not_fit(f"The widest validation batch, {widest.src.shape[0]} pairs,") from error
 
-    def one_update(self) -> dict[str, float]:
-        """Draw the next micro-batches, sum their gradients, step. Returns: `lr` and `grad_norm`.
+    def one_update(self) -> dict[str, float | Tensor]:
+        """Draw the next micro-batches, sum their gradients, step. Returns: `lr` and `grad_norm`, on the device.
 
         Raises: DivergedError, ConfigError, RankError.
         """
@@ -219,12 +229,17 @@ class Trainer:
             f"training.tokens_per_batch with more training.accumulation is faster."
         )
 
-    def _step(self, rate: float, numbered: Mapping[int, Ids]) -> float:
+    def _step(self, rate: float, numbered: Mapping[int, Ids]) -> Tensor:
         """Clip, refuse NaN, step the optimiser. Returns: the gradient's norm before clipping."""
         self.scaler.unscale_(self.optimizer)
         longest = self.config.training.clip_norm or math.inf  # 0 means: measure, do not clip
-        grad_norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest))
-        self._refuse_non_finite(grad_norm, numbered, rate)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+        self._look()  # at the update before, if that was not done
+        self._unseen = Unseen.of(grad_norm, self.state.update + 1, rate, numbered, self._losses)
+        if not self._look_later:
+            self._look()
+        elif not self.scaler.is_enabled():  # which tells the optimiser itself
+            skip_unless_finite(self.optimizer, grad_norm)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.scaler.step(self.optimizer)  # under fp16 it leaves the weights alone if the gradient is not finite
@@ -232,15 +247,21 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         return grad_norm
 
-    def _refuse_non_finite(self, grad_norm: float, numbered: Mapping[int, Ids], rate: float) -> None:
-        """Stop before the optimiser is touched; under fp16 let the loss scale fall a while first."""
-        if math.isfinite(grad_norm):
+    def _look(self) -> None:
+        """See that the last update's gradient was finite. Raises: DivergedError."""
+        unseen, self._unseen = self._unseen, None
+        if unseen is not None:
+            self._refuse_non_finite(unseen)
+
+    def _refuse_non_finite(self, seen: Unseen) -> None:
+        """Stop before the optimiser has touched anything; under fp16 let the loss scale fall a while first."""
+        if math.isfinite(seen.grad_norm()):
             self.state.skipped_in_a_row = 0
             return
         self.state.skipped_in_a_row += 1
         if self.scaler.is_enabled() and self.state.skipped_in_a_row < MAX_SKIPPED_IN_A_ROW:
             return
-        raise not_finite(self.state.update + 1, rate, numbered, self._losses, self.ranks)
+        raise not_finite(seen.update, seen.rate, seen.micro_batches, seen.losses, self.ranks)
 
     def _agree(self) -> None:
         """What every rank must know alike: a signal, the clock, the split. Raises: StorageError (the last save)."""
@@ -262,6 +283,7 @@ class Trainer:
         return update > 0 and (validation or saving)
 
     def _validate_and_save(self) -> None:
+        self._look()
         refuse_drift(self.model, self.state.update, self.ranks)
         if self.state.update % self.config.validation.every == 0 or limit_reached(self.config, self.state):
             self._validate()
@@ -285,6 +307,7 @@ class Trainer:
 
     def _save(self) -> None:
         """Hand a checkpoint of the current update to the writer; training waits while it is copied."""
+        self._look()
         state, sums = self.state, self._since_record
         self._finish_writing()  # before copying: two copies might not fit into memory
         (loss,) = self.ranks.total([float(sums.loss)])
@@ -375,16 +398,20 @@ class Trainer:
 
     # The log, the clock, the stream
 
-    def _record_update(self, rates: dict[str, float]) -> None:
+    def _record_update(self, rates: Mapping[str, float | Tensor]) -> None:
         """A line of the log where one is due: means since the last one."""
         state, sums = self.state, self._since_record
         minutes = state.minutes - sums.began_minutes
         if state.update % self.config.training.log_every and minutes < MAX_SILENCE_MINUTES:
             return
+        self._look()
         (loss,) = self.ranks.total([float(sums.loss)])
         speed = (state.tokens - sums.began_tokens) / max(minutes, 1e-9) / 60
         self._since_record = _Sums(began_minutes=state.minutes, began_tokens=state.tokens)
-        self._record("update", {"loss": loss / sums.tokens, "tokens/s": speed, **rates})
+        self._record(
+            "update",
+            {"loss": loss / sums.tokens, "tokens/s": speed} | {name: float(rate) for name, rate in rates.items()},
+        )
 
     def _record(self, kind: str, values: dict[str, Any]) -> None:
         fraction, minutes = fraction_done(self.config.training, self.state, self._epochs()), self.state.minutes

@@ -1,5 +1,6 @@
 """Hooks of the training tests: each changes the child it is called in, before the command line runs."""
 
+import functools
 import hashlib
 import json
 import math
@@ -149,6 +150,17 @@ def non_finite(update: int, where: str, value: float, notes: str) -> None:
 def accept_non_finite() -> None:
     """The negative control."""
     Trainer._refuse_non_finite = lambda *_: None  # type: ignore[method-assign]
+
+
+def look_later() -> None:
+    """As on CUDA: the host sees an update's gradient norm one update later."""
+    init = Trainer.__init__
+    Trainer.__init__ = functools.partialmethod(init, look_later=True)  # type: ignore[method-assign, assignment]
+
+
+def step_in_any_case() -> None:
+    """A control: the device does not skip the step of an update whose gradient is not finite."""
+    trainer.skip_unless_finite = lambda *_: None  # type: ignore[assignment]
 
 
 def validation_loss(from_update: int, value: float, of_guessing: bool = False) -> None:

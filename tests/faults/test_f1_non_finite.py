@@ -66,6 +66,30 @@ def test_f1_injections(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Calla
     figure("f1_injections", said, "all", not wrong)
 
 
+def test_f1_looked_at_later(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
+    """As on CUDA. The run ends one update later where nothing is logged, and the same stands."""
+    later: Hook = ("hooks:look_later", {})
+    assert warm.run(arguments(recipe, tmp_path / "whole")).code == 0
+    assert warm.run(arguments(recipe, tmp_path / "later"), [later]).code == 0
+    whole = fingerprint(tmp_path / "whole")
+    wrong = [f"without a fault {part}" for part in differences(whole, fingerprint(tmp_path / "later"))]
+    cases = [case for case in ALL if case[3] == "fp32"] if scale(0, 1) else [ALL[0], ALL[3], ALL[5]]
+    for number, (where, value, logged, _) in enumerate(cases):
+        run, notes, update = tmp_path / str(number), tmp_path / f"{number}.json", UPDATE[logged]
+        result = warm.run(arguments(recipe, run), [later, spoil(update, where, value, notes)])
+        found = problems(result, run, notes, where, update)
+        found += ["no resume"] if warm.run(arguments(recipe, run), [later]).code else []
+        found += [f"then {part}" for part in differences(whole, fingerprint(run))]
+        wrong += [f"{where} {value} {logged}: {', '.join(found)}"] if found else []
+    figure("f1_looked_at_later", f"{len(wrong)} of {len(cases)} wrong {wrong or ''}".strip(), "0", not wrong)
+
+
+def test_f1_looked_at_later_control(warm: Warm, recipe: Recipe, tmp_path: Path) -> None:
+    run, notes = tmp_path / "run", tmp_path / "notes"
+    hooks: list[Hook] = [("hooks:look_later", {}), spoil(10, "loss", "nan", notes), ("hooks:step_in_any_case", {})]
+    assert problems(warm.run(arguments(recipe, run), hooks), run, notes, "loss", 10) == ["weights or moments changed"]
+
+
 def test_f1_control(warm: Warm, recipe: Recipe, tmp_path: Path, figure: Callable[..., None]) -> None:
     run, notes = tmp_path / "run", tmp_path / "notes"
     hooks = [spoil(12, "loss", "nan", notes), ("hooks:accept_non_finite", {})]
