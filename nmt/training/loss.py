@@ -3,6 +3,7 @@
 Shapes: B batch, S source, T target, N real target positions, C positions of a chunk, D d_model, V vocabulary.
 """
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -88,17 +89,22 @@ def batch_loss(model: Transformer, batch: Batch, pad: int, smoothing: float, pre
     _refuse_unknown_ids(batch, batch.src, model.src_embedding.num_embeddings)
     _refuse_unknown_ids(batch, batch.tgt_out, model.tgt_embedding.num_embeddings)
     device = next(model.parameters()).device
-    real = batch.tgt_out.ravel() != pad
-    src_BS, tgt_in_BT, targets_N = (
-        torch.from_numpy(ids).to(device) for ids in (batch.src, batch.tgt_in, batch.tgt_out.ravel()[real])
-    )
+    tgt_out = batch.tgt_out.ravel()
+    real = np.flatnonzero(tgt_out != pad)
+    src_BS, tgt_in_BT, targets_N = (_on(device, ids) for ids in (batch.src, batch.tgt_in, tgt_out[real]))
     src_keep_BS = src_BS != pad if (batch.src == pad).any() else None
     dtype = AUTOCAST[precision]
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         states_ND = model.states(src_BS, tgt_in_BT, src_keep_BS).flatten(0, 1)
-    if not real.all():  # padding does not go through the output layer, half of a small model's work
-        states_ND = states_ND.index_select(0, torch.from_numpy(real.nonzero()[0]).to(device))
+    if len(real) < len(tgt_out):  # padding does not go through the output layer, half of a small model's work
+        states_ND = states_ND.index_select(0, _on(device, real))
     return label_smoothed_nll(states_ND, model.output.weight, targets_N, smoothing, dtype)
+
+
+def _on(device: torch.device, ids: Ids) -> Tensor:
+    """The ids there. A GPU copies them by itself, from page-locked memory, while the host goes on."""
+    tensor = torch.from_numpy(ids)
+    return (tensor.pin_memory() if device.type == "cuda" else tensor).to(device, non_blocking=True)
 
 
 def _refuse_unknown_ids(batch: Batch, ids: Ids, vocab_size: int) -> None:

@@ -102,7 +102,8 @@ class TrainingLog:
 
 
 def _one_line(kind: str, values: dict[str, Any]) -> str:
-    shown = [f"{name} {_number(value)}" for name, value in values.items() if name not in ("update", "epoch")]
+    hidden = ("update", "epoch", "data_wait")
+    shown = [f"{name} {_number(value)}" for name, value in values.items() if name not in hidden]
     return f"{kind:<6} {values['update']:>7,}  " + "  ".join(shown)
 
 

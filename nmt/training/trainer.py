@@ -9,7 +9,7 @@ import json
 import math
 import time
 from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -34,6 +34,7 @@ from nmt.training.limits import fraction_done, left, limit_reached
 from nmt.training.loss import batch_loss
 from nmt.training.memory import is_out_of_memory
 from nmt.training.optim import learning_rate, make_optimizer
+from nmt.training.prefetch import Prefetch
 from nmt.training.progress import TrainingLog
 from nmt.training.resume import adopt, new_state
 from nmt.training.validation import oriented, validate
@@ -124,7 +125,7 @@ class Trainer:
             return bundle_folder
         self.try_widest_batches()
         recording = self.log.recording(self.run, self.state.update) if self.ranks.first else nullcontext()
-        with recording, self.stop.deferred(), self.writer.finishing():
+        with recording, self.stop.deferred(), closing(self.stream), self.writer.finishing():
             self._start_clock()
             self._agree()
             while True:
@@ -399,19 +400,18 @@ class Trainer:
     # The log, the clock, the stream
 
     def _record_update(self, rates: Mapping[str, float | Tensor]) -> None:
-        """A line of the log where one is due: means since the last one."""
+        """A line of the log where one is due: means since the last one; `data_wait` is waiting's share of time."""
         state, sums = self.state, self._since_record
         minutes = state.minutes - sums.began_minutes
         if state.update % self.config.training.log_every and minutes < MAX_SILENCE_MINUTES:
             return
         self._look()
         (loss,) = self.ranks.total([float(sums.loss)])
-        speed = (state.tokens - sums.began_tokens) / max(minutes, 1e-9) / 60
+        seconds = 60 * max(minutes, 1e-9)
+        speed, data_wait = (state.tokens - sums.began_tokens) / seconds, self.stream.take_stalled_s() / seconds
         self._since_record = _Sums(began_minutes=state.minutes, began_tokens=state.tokens)
-        self._record(
-            "update",
-            {"loss": loss / sums.tokens, "tokens/s": speed} | {name: float(rate) for name, rate in rates.items()},
-        )
+        means = {"loss": loss / sums.tokens, "tokens/s": speed, "data_wait": round(data_wait, 4)}
+        self._record("update", means | {name: float(rate) for name, rate in rates.items()})
 
     def _record(self, kind: str, values: dict[str, Any]) -> None:
         fraction, minutes = fraction_done(self.config.training, self.state, self._epochs()), self.state.minutes
@@ -426,6 +426,7 @@ class Trainer:
         """From here on wall time counts as the run's, validation included."""
         state = self.state
         self._minutes_offset = state.minutes - time.monotonic() / 60
+        self.stream.take_stalled_s()
         self._since_record = _Sums(
             loss=state.unlogged_loss if self.ranks.first else 0.0,
             tokens=state.unlogged_tokens,
@@ -433,10 +434,11 @@ class Trainer:
             began_tokens=state.tokens,
         )
 
-    def _stream_from(self, position: Position) -> BatchStream:
-        training = self.config.training
+    def _stream_from(self, position: Position) -> Prefetch:
+        training, per_update = self.config.training, self.state.batches_per_update
         special = self.bundle.tokenizer.special
-        return BatchStream(self.prepared.train, special, training.tokens_per_batch, training.seed, position)
+        stream = BatchStream(self.prepared.train, special, training.tokens_per_batch, training.seed, position)
+        return Prefetch(stream, per_update, self.ranks.share(per_update), self.device)
 
 
 def _does_not_fit(what: str) -> ConfigError:

@@ -115,7 +115,7 @@ def _tokens_per_s(cache: TokenCache, tokenizer: Tokenizer, budget: int) -> float
 
 def _memory(folder: Path, src: list[str], tgt: list[str]) -> None:
     """The private memory of `nmt train` on 2 GB of text, above that on 1 MB."""
-    quick = TokenizerConfig(vocab_size=4000, type="unigram")  # encodes fastest
+    quick = TokenizerConfig(vocab_size=16_000, type="unigram")  # encodes fastest
     model = folder / "ready.model"
     model.write_bytes(train_sentencepiece(src[::8] + tgt[::8], quick))
     ready = {"src_model": str(model)}

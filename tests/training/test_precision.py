@@ -14,14 +14,7 @@ UPDATES = 2000
 
 def valid_losses(folder: Path, precision: str) -> list[float]:
     """Of a validation every 500 updates."""
-    model = {
-        "d_model": 64,
-        "num_heads": 4,
-        "d_ff": 128,
-        "dropout": 0.1,
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 2,
-    }
+    model = {"d_model": 32, "num_heads": 4, "d_ff": 64, "dropout": 0.1}
     training = {"max_updates": UPDATES, "precision": precision, "learning_rate": 1e-3, "warmup_updates": 200}
     tiny = write(
         folder,

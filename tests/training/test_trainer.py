@@ -516,8 +516,9 @@ def test_the_log_parses_and_is_cut_back(corpus: Tiny, tmp_path: Path) -> None:
     assert [r["update"] for r in records(tmp_path / "run", "update")] == list(range(1, 9))
     assert [r["update"] for r in records(tmp_path / "run", "valid")] == [4, 8]
     for record in records(tmp_path / "run", "update"):
-        assert {"loss", "lr", "grad_norm", "tokens/s", "epoch", "minutes"} < record.keys()
+        assert {"loss", "lr", "grad_norm", "tokens/s", "data_wait", "epoch", "minutes"} < record.keys()
         assert record["loss"] > 0 and record["grad_norm"] > 0 and record["tokens/s"] > 0
+        assert 0 <= record["data_wait"] < 1
 
 
 def test_log_every(corpus: Tiny, tmp_path: Path) -> None:
