@@ -8,11 +8,11 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from nmt.errors import ConfigError, StorageError
@@ -134,6 +134,14 @@ class ModelConfig(Section):
         return self
 
 
+# The tags say which of a key's types a wrong value was held against, and what all of them allow.
+_FLAG, _AUTO_OR_FLAG = "flag", "'auto', true or false"
+AutoOrFlag = Annotated[
+    Annotated[Literal["auto"], Tag(_AUTO_OR_FLAG)] | Annotated[bool, Tag(_FLAG)],
+    Discriminator(lambda value: _AUTO_OR_FLAG if isinstance(value, str) else _FLAG),
+]
+
+
 class TrainingConfig(Section):
     """`[training]`: optimisation, length of the run, what is kept. An update is one optimiser step."""
 
@@ -141,6 +149,7 @@ class TrainingConfig(Section):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     tokens_per_batch: int = Field(default=4096, ge=16, le=10_000_000)  # padded tokens of the longer side
     accumulation: int = Field(default=1, ge=1, le=1024)  # micro-batches an update, on each rank
+    compile: AutoOrFlag = "auto"  # layers by torch.compile while training; auto: on CUDA, if it works
     gradient_checkpointing: bool = False  # less memory for about a third more time: layers are computed twice
     learning_rate: float = Field(default=5e-4, gt=0.0, le=10.0)  # the peak, reached after warm-up
     warmup_updates: int = Field(default=4000, ge=0, le=1_000_000)
@@ -283,6 +292,8 @@ def parse_config(tables: Mapping[str, Any], where: str) -> Config:
 def _explain(problem: ErrorDetails) -> str:
     """One mistake as `[section] key = value: what is allowed`."""
     location = [part for part in problem["loc"] if isinstance(part, str)]
+    if location[:1] == ["training"]:  # whose keys are no tables: what follows is a tag
+        location = location[:2]
     section, key = (location[0] if location else ""), ".".join(location[1:])
     if problem["type"] == "extra_forbidden":
         valid = _fields_at(location[:-1])
@@ -293,6 +304,8 @@ def _explain(problem: ErrorDetails) -> str:
     if problem["type"] == "missing":
         return f"[{section}] {key}: missing; it has no default." if key else f"[{section}]: this section is missing."
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["loc"] and problem["loc"][-1] == _AUTO_OR_FLAG:
+        message = f"Input should be {problem['loc'][-1]}"
     if not key:
         return f"[{section}]: {message}" if section else message
     return f"[{section}] {key} = {problem['input']!r}: {message}{_allowed_range(location)}"

@@ -32,6 +32,7 @@ _FREE = {  # what may change without a word: it does not touch the updates; of [
 }
 _LANGUAGES = ("data.src_lang", "data.tgt_lang")
 _NEW_ORDER = ("training.tokens_per_batch", "training.seed")  # with these the batches of an epoch are others
+_BEFORE = {"compile": False}  # what a recipe means that does not know the key: `auto` is resolved in all others
 _OTHER_BATCHES = "training.accumulation"
 
 
@@ -83,7 +84,8 @@ def config_of(checkpoint: Path) -> Config:
     """The resolved config that a checkpoint was trained with. Raises: BundleError."""
     path = checkpoint / "config.json"
     try:
-        return Config.model_validate(json.loads(path.read_bytes())["recipe"])
+        recipe = json.loads(path.read_bytes())["recipe"]
+        return Config.model_validate({**recipe, "training": {**_BEFORE, **recipe["training"]}})
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} holds no recipe that this nmt can read: use the nmt that wrote it.") from error
 

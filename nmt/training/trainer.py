@@ -81,6 +81,8 @@ class Trainer:
         self.log, self.stop, self.ranks = log, stop, ranks or Ranks()
         self.model = bundle.model.train()
         self.model.gradient_checkpointing = config.training.gradient_checkpointing
+        if config.training.compile is True:
+            self.model.compile_layers()
         self.pad = bundle.tokenizer.special.pad
         self.device = next(self.model.parameters()).device
         self.optimizer = make_optimizer(self.model, config.training)
@@ -164,6 +166,26 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             raise _does_not_fit(f"The widest validation batch, {widest.src.shape[0]} pairs,") from error
+        if training.compile is True:
+            self._compile_all()
+
+    def _compile_all(self) -> None:
+        """Run one batch of each kind that the layers have a program of their own for, so that all are compiled now.
+
+        Without source padding there is no mask; torch pads a mask whose width is no multiple of 8 in the program.
+        """
+        stream, seen = self._stream_from(Position()), set[tuple[bool, bool]]()
+        for _ in range(stream.batches_in_epoch):
+            pairs = stream.draw()
+            lengths = self.prepared.train.src_lengths[pairs]
+            padded = bool((lengths < lengths.max()).any())
+            kind = (padded, padded and int(lengths.max()) % 8 == 0)
+            if kind not in seen and len(pairs) > 1:
+                seen.add(kind)
+                self._gradients({0: pairs}, stream.num_tokens(pairs))
+                self.optimizer.zero_grad(set_to_none=True)
+            if len(seen) == 3:
+                return
 
     def one_update(self) -> dict[str, float | Tensor]:
         """Draw the next micro-batches, sum their gradients, step. Returns: `lr` and `grad_norm`, on the device.
