@@ -27,6 +27,7 @@ from nmt.errors import ConfigError, StorageError
 from nmt.model.compiled import compile_problem
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import replace_file
+from nmt.training.batch_size import largest_that_fits
 from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
 from nmt.training.memory import keep_freed_pages
@@ -170,6 +171,9 @@ def _open(
     if checkpoint:
         others = refuse_changes(run, checkpoint, new_state(config, prepared, world), allow_changed)
         log.say(describe(checkpoint, run, [*(f"{key} {how}" for key, how in changed.items()), *others]))
+    if config.training.tokens_per_batch == "auto":
+        found = largest_that_fits(_new_bundle(config, prepared, None).model.to(device), config, prepared, log.say)
+        config = config.replace(training={"tokens_per_batch": found})
     replace_file(run / "config.toml", config.to_toml().encode())
     return _Opened(config, prepared, checkpoint.name if checkpoint else "", tuple(changed))
 
@@ -224,7 +228,9 @@ def _start(config: Config) -> Bundle | None:
 
 
 def resolve(config: Config, device: torch.device, earlier: Config | None = None, start: Bundle | None = None) -> Config:
-    """Replace every `auto` by what it means here, and fill the model's shape from `init_from`.
+    """Replace `auto` by what it means here, and fill the model's shape from `init_from`.
+
+    `tokens_per_batch` of a run that begins stays as it is: it needs data and model (see `_open`).
 
     Args:
         earlier: the resolved config of the run that is resumed; what was found once stays.
@@ -236,6 +242,8 @@ def resolve(config: Config, device: torch.device, earlier: Config | None = None,
         bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
         changes["training"]["precision"] = earlier.training.precision if earlier else "bf16" if bf16 else "fp32"
     changes["training"]["compile"] = _compiled(config, device, earlier)
+    if config.training.tokens_per_batch == "auto" and earlier:
+        changes["training"]["tokens_per_batch"] = earlier.training.tokens_per_batch
     shape = earlier.model if earlier else start.config.model if start else None
     if config.training.init_from is not None and shape is not None:
         given = {key: getattr(config.model, key) for key in config.model.model_fields_set}

@@ -155,10 +155,10 @@ class Trainer:
         Raises: ConfigError.
         """
         special, training = self.bundle.tokenizer.special, self.config.training
-        widest = widest_batch(self.prepared.train, special, training.tokens_per_batch)
+        widest = widest_batch(self.prepared.train, special, training.batch_tokens)
         self._gradients({0: widest.indices}, widest.num_tokens)
         self.optimizer.zero_grad(set_to_none=True)
-        widest = widest_batch(self.prepared.valid, special, training.tokens_per_batch)
+        widest = widest_batch(self.prepared.valid, special, training.batch_tokens)
         try:
             with torch.inference_mode():
                 batch_loss(self.model, widest, self.pad, 0.0, training.precision)
@@ -458,7 +458,7 @@ class Trainer:
     def _stream_from(self, position: Position) -> BatchStream:
         training = self.config.training
         special = self.bundle.tokenizer.special
-        return BatchStream(self.prepared.train, special, training.tokens_per_batch, training.seed, position)
+        return BatchStream(self.prepared.train, special, training.batch_tokens, training.seed, position)
 
 
 def _does_not_fit(what: str) -> ConfigError:
