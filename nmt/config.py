@@ -8,11 +8,12 @@ import difflib
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from nmt.errors import ConfigError, StorageError
@@ -134,13 +135,29 @@ class ModelConfig(Section):
         return self
 
 
+# The tags say which of a key's types a wrong value was held against, and what all of them allow.
+_NUMBER, _FLAG, _AUTO_OR_NUMBER, _AUTO_OR_FLAG = "number", "flag", "'auto' or a number", "'auto', true or false"
+AutoOrNumber = Annotated[
+    Annotated[Literal["auto"], Tag(_AUTO_OR_NUMBER)] | Annotated[int, Field(ge=16, le=10_000_000), Tag(_NUMBER)],
+    Discriminator(lambda value: _AUTO_OR_NUMBER if isinstance(value, str) else _NUMBER),
+]
+AutoOrFlag = Annotated[
+    Annotated[Literal["auto"], Tag(_AUTO_OR_FLAG)] | Annotated[bool, Tag(_FLAG)],
+    Discriminator(lambda value: _AUTO_OR_FLAG if isinstance(value, str) else _FLAG),
+]
+
+
 class TrainingConfig(Section):
     """`[training]`: optimisation, length of the run, what is kept. An update is one optimiser step."""
 
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
-    tokens_per_batch: int = Field(default=4096, ge=16, le=10_000_000)  # padded tokens of the longer side
+    # Padded tokens of the longer side; auto: the most that fit into memory (up to 65,536; on a CPU 4,096).
+    tokens_per_batch: AutoOrNumber = 4096
     accumulation: int = Field(default=1, ge=1, le=1024)  # micro-batches an update, on each rank
+    # Batches of sources of one length, which need no mask, so that flash attention runs; auto: on CUDA.
+    equal_source_lengths: AutoOrFlag = "auto"
+    compile: AutoOrFlag = "auto"  # layers by torch.compile while training; auto: on CUDA, if it works
     gradient_checkpointing: bool = False  # less memory for about a third more time: layers are computed twice
     learning_rate: float = Field(default=5e-4, gt=0.0, le=10.0)  # the peak, reached after warm-up
     warmup_updates: int = Field(default=4000, ge=0, le=1_000_000)
@@ -162,6 +179,12 @@ class TrainingConfig(Section):
     average_count: int = Field(default=5, ge=1, le=1000)  # checkpoints averaged into the final bundle
     rank_timeout_s: float = Field(default=600.0, ge=1.0, le=1e6)  # of several ranks: one that is silent longer is lost
     init_from: str | None = None  # a bundle or run folder: its weights and tokenizer; [tokenizer] is then not used
+
+    @property
+    def batch_tokens(self) -> int:
+        """`tokens_per_batch` of a resolved config, which is a number."""
+        assert isinstance(self.tokens_per_batch, int), "auto is resolved when a run is opened"
+        return self.tokens_per_batch
 
     @model_validator(mode="after")
     def _coherent(self) -> Self:
@@ -283,6 +306,8 @@ def parse_config(tables: Mapping[str, Any], where: str) -> Config:
 def _explain(problem: ErrorDetails) -> str:
     """One mistake as `[section] key = value: what is allowed`."""
     location = [part for part in problem["loc"] if isinstance(part, str)]
+    if location[:1] == ["training"]:  # whose keys are no tables: what follows is a tag
+        location = location[:2]
     section, key = (location[0] if location else ""), ".".join(location[1:])
     if problem["type"] == "extra_forbidden":
         valid = _fields_at(location[:-1])
@@ -293,6 +318,8 @@ def _explain(problem: ErrorDetails) -> str:
     if problem["type"] == "missing":
         return f"[{section}] {key}: missing; it has no default." if key else f"[{section}]: this section is missing."
     message = problem["msg"].removeprefix("Value error, ")
+    if problem["loc"] and problem["loc"][-1] in (_AUTO_OR_NUMBER, _AUTO_OR_FLAG):
+        message = f"Input should be {problem['loc'][-1]}"
     if not key:
         return f"[{section}]: {message}" if section else message
     return f"[{section}] {key} = {problem['input']!r}: {message}{_allowed_range(location)}"
@@ -316,7 +343,7 @@ def _allowed_range(location: Sequence[str]) -> str:
     if annotation is None or location[1] not in annotation.model_fields:
         return ""
     low = high = ""
-    for bound in annotation.model_fields[location[1]].metadata:
+    for bound in _bounds(annotation.model_fields[location[1]]):
         match bound:
             case Ge(ge=value):
                 low = f"{value} ≤ "
@@ -327,3 +354,12 @@ def _allowed_range(location: Sequence[str]) -> str:
             case Lt(lt=value):
                 high = f" < {value}"
     return f" (allowed: {low}{location[1]}{high})" if low or high else ""
+
+
+def _bounds(field: FieldInfo) -> list[object]:
+    """What pydantic knows of a key's range, of the number among several types too."""
+    found = list(field.metadata)
+    for member in get_args(field.annotation):
+        infos = [info for info in getattr(member, "__metadata__", ()) if isinstance(info, FieldInfo)]
+        found += [bound for info in infos for bound in info.metadata]
+    return found

@@ -39,6 +39,10 @@ def wrong_values(section: str, key: str) -> list[Any]:
     field = SECTIONS[section].model_fields[key]
     types = {kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not type(None)}
     date = datetime.date(2024, 2, 29)
+    if (section, key) == ("training", "compile"):
+        return ["true", "", 1, 0, 1.5, ["auto"], date]
+    if (section, key) == ("training", "tokens_per_batch"):
+        return ["4096", "Auto", "", 1.5, True, [1], {"a": 1}, date, float("nan"), 15, -(10**6), 10_000_001]
     if bool in types:
         return ["true", 1, 0.0, [True], date]
     bounds: list[Any] = []
@@ -104,6 +108,20 @@ def test_every_wrong_value_of_every_key_is_named() -> None:
     cases = [(section, key, value) for section, key in KEYS for value in wrong_values(section, key)]
     assert len(cases) > 300
     assert [case for case in cases if not is_named(*case)] == []
+
+
+def test_a_key_of_several_types_tells_what_is_allowed() -> None:
+    allowed = "(allowed: 16 ≤ tokens_per_batch ≤ 10000000)"
+    assert (
+        "[training] tokens_per_batch = 3: " in (said := mistake(training={"tokens_per_batch": 3})) and allowed in said
+    )
+    assert "[training] tokens_per_batch = 'atuo': Input should be 'auto' or a number" in mistake(
+        training={"tokens_per_batch": "atuo"}
+    )
+    assert "[training] compile = 'yes': Input should be 'auto', true or false" in mistake(training={"compile": "yes"})
+    config = parse_config(recipe(training={"tokens_per_batch": "auto", "compile": True}), where="test")
+    assert (config.training.tokens_per_batch, config.training.compile) == ("auto", True)
+    assert parse_config(tomllib.loads(config.to_toml()), where="again") == config
 
 
 @pytest.mark.parametrize(

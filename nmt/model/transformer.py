@@ -8,7 +8,6 @@ Shapes: B batch, S source, T target, D d_model, F d_ff, V vocabulary, N rows of 
 """
 
 import math
-from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -18,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from nmt.config import ModelConfig
 from nmt.model.attention import CrossAttention, SelfAttention
+from nmt.model.compiled import Region, compiled
 from nmt.model.dropout import Dropout
 from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache
 from nmt.model.positions import SinusoidalPositions
@@ -129,6 +129,7 @@ class Transformer(nn.Module):
         self.decoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
         self.output = nn.Linear(d_model, tgt_vocab_size, bias=False)
         self.gradient_checkpointing = False  # of a layer keep its inputs alone; the backward pass computes it again
+        self._compiled: dict[Region, Region] = {}
         self._initialise()
         if tied != "none":
             self.output.weight = self.tgt_embedding.weight
@@ -182,13 +183,22 @@ class Transformer(nn.Module):
         """Trainable numbers, tied ones counted once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
-    def _run(self, region: Callable[..., Tensor], layer: nn.Module, *inputs: Tensor | None) -> Tensor:
-        """A layer's output. While training, its activations may be computed again instead of being kept."""
-        if self.training and torch.is_grad_enabled() and self.gradient_checkpointing:
+    def compile_layers(self) -> None:
+        """From here on layers run compiled while training. The modules, and decoding with them, stay as they are."""
+        self._compiled = {region: compiled(region) for region in (_encode_with, _decode_with)}
+
+    def _run(self, region: Region, layer: nn.Module, x_BTD: Tensor, *inputs: Tensor | None) -> Tensor:
+        """A layer's output. While training it may be compiled, and computed again in the backward pass."""
+        if not (self.training and torch.is_grad_enabled()):
+            return region(layer, x_BTD, *inputs)
+        states = [each for each in (x_BTD, *inputs) if each is not None and each.dim() == 3]
+        if all(1 not in state.shape for state in states):  # to torch.compile one row, or position, is another program
+            region = self._compiled.get(region, region)
+        if self.gradient_checkpointing:
             # The default generators are put back to where they stood, so dropout draws the same masks again.
-            again: Tensor = checkpoint(region, layer, *inputs, use_reentrant=False, preserve_rng_state=True)
+            again: Tensor = checkpoint(region, layer, x_BTD, *inputs, use_reentrant=False, preserve_rng_state=True)
             return again
-        return region(layer, *inputs)
+        return region(layer, x_BTD, *inputs)
 
     def _decoder_layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder))

@@ -32,7 +32,15 @@ _FREE = {  # what may change without a word: it does not touch the updates; of [
     *(f"training.{key}" for key in ("log_every", "keep_last", "keep_best", "gradient_checkpointing")),
 }
 _LANGUAGES = ("data.src_lang", "data.tgt_lang")
-_NEW_ORDER = ("training.tokens_per_batch", "training.seed")  # with these the batches of an epoch are others
+_NEW_ORDER = (
+    "training.tokens_per_batch",
+    "training.equal_source_lengths",
+    "training.seed",
+)  # with these the batches of an epoch are others
+_BEFORE = {
+    "compile": False,
+    "equal_source_lengths": False,
+}  # what a recipe means that does not know the key: `auto` is resolved in all others
 _OTHER_BATCHES = "training.accumulation"
 
 
@@ -85,7 +93,8 @@ def config_of(checkpoint: Path) -> Config:
     """The resolved config that a checkpoint was trained with. Raises: BundleError."""
     path = checkpoint / "config.json"
     try:
-        return Config.model_validate(json.loads(path.read_bytes())["recipe"])
+        recipe = json.loads(path.read_bytes())["recipe"]
+        return Config.model_validate({**recipe, "training": {**_BEFORE, **recipe["training"]}})
     except (ValidationError, ValueError, KeyError, TypeError) as error:
         raise BundleError(f"{path} holds no recipe that this nmt can read: use the nmt that wrote it.") from error
 

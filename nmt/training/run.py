@@ -7,6 +7,7 @@ is installed.
 import fcntl
 import json
 import math
+import os
 import resource
 import sys
 import time
@@ -23,8 +24,10 @@ from nmt.config import Config
 from nmt.data.prepare import Prepared, prepare
 from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, StorageError
+from nmt.model.compiled import compile_problem
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import replace_file
+from nmt.training.batch_size import largest_that_fits
 from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
 from nmt.training.memory import keep_freed_pages
@@ -168,6 +171,9 @@ def _open(
     if checkpoint:
         others = refuse_changes(run, checkpoint, new_state(config, prepared, world), allow_changed)
         log.say(describe(checkpoint, run, [*(f"{key} {how}" for key, how in changed.items()), *others]))
+    if config.training.tokens_per_batch == "auto":
+        found = largest_that_fits(_new_bundle(config, prepared, None).model.to(device), config, prepared, log.say)
+        config = config.replace(training={"tokens_per_batch": found})
     replace_file(run / "config.toml", config.to_toml().encode())
     return _Opened(config, prepared, checkpoint.name if checkpoint else "", tuple(changed))
 
@@ -181,9 +187,10 @@ def _trainer(
     torch.manual_seed(config.training.seed)
     bundle = _new_bundle(config, opened.prepared, None if opened.checkpoint else _start(config))
     bundle.model.to(device)
+    how = config.training.precision + (", compiled," if config.training.compile is True else "")
     log.say(
         f"model: {bundle.model.num_parameters():,} parameters, vocabulary {bundle.config.src_vocab_size:,} and "
-        f"{bundle.config.tgt_vocab_size:,}, {config.training.precision} on "
+        f"{bundle.config.tgt_vocab_size:,}, {how} on "
         + (f"{ranks.world} ranks of {device.type}" if ranks.world > 1 else str(device))
     )
     trainer = Trainer(config, run, opened.prepared, bundle, log, stop, ranks)
@@ -192,13 +199,26 @@ def _trainer(
     return trainer
 
 
+def _set_up_cuda() -> None:
+    """What is set in torch for the whole process, before it first works on a GPU."""
+    torch.set_float32_matmul_precision("high")  # TF32, where a product is in fp32
+    # Torch prefers cuDNN's attention on newer GPUs, which plans anew for every shape; without it flash is the first.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    # The backward pass of flash adds up in any order unless told otherwise; a resumed run is to repeat its bits.
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # a help for debugging, which costs time
+
+
 def _device_of(ranks: Ranks, device: str) -> torch.device:
     """Under torchrun every rank of a machine takes a GPU of its own."""
     target = pick_device(device)
     if ranks.world > 1 and target.type == "cuda":
         target = pick_device(f"cuda:{ranks.local_rank}")
-    if target.type == "cuda" and target.index is not None:
-        torch.cuda.set_device(target)  # whose generator dropout draws from
+    if target.type == "cuda":
+        _set_up_cuda()
+        if target.index is not None:
+            torch.cuda.set_device(target)  # whose generator dropout draws from
     return target
 
 
@@ -208,17 +228,24 @@ def _start(config: Config) -> Bundle | None:
 
 
 def resolve(config: Config, device: torch.device, earlier: Config | None = None, start: Bundle | None = None) -> Config:
-    """Replace every `auto` by what it means here, and fill the model's shape from `init_from`.
+    """Replace `auto` by what it means here, and fill the model's shape from `init_from`.
+
+    `tokens_per_batch` of a run that begins stays as it is: it needs data and model (see `_open`).
 
     Args:
         earlier: the resolved config of the run that is resumed; what was found once stays.
         start: the model of `training.init_from`, for a new run.
     Raises: ConfigError (shapes that contradict `init_from`).
     """
-    changes: dict[str, Any] = {}
-    if config.training.precision == "auto":
-        bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        changes["training"] = {"precision": earlier.training.precision if earlier else "bf16" if bf16 else "fp32"}
+    meant = {
+        "precision": "bf16" if _computes_in_bf16(device) else "fp32",
+        "equal_source_lengths": device.type == "cuda",
+        "tokens_per_batch": "auto",
+    }
+    found = earlier.training.model_dump() if earlier else meant
+    autos = {key for key in meant if getattr(config.training, key) == "auto"}
+    changes: dict[str, Any] = {"training": {key: found[key] for key in autos}}
+    changes["training"]["compile"] = _compiled(config, device, earlier)
     shape = earlier.model if earlier else start.config.model if start else None
     if config.training.init_from is not None and shape is not None:
         given = {key: getattr(config.model, key) for key in config.model.model_fields_set}
@@ -227,7 +254,31 @@ def resolve(config: Config, device: torch.device, earlier: Config | None = None,
             keys = ", ".join(f"{key} = {given[key]} (there: {getattr(shape, key)})" for key in clashes)
             raise ConfigError(f"[model] contradicts training.init_from: {keys}. Leave these keys out.")
         changes["model"] = {**shape.model_dump(), **given}
-    return config.replace(**changes) if changes else config
+    return config.replace(**changes)
+
+
+def _computes_in_bf16(device: torch.device) -> bool:
+    """Whether the hardware multiplies in bf16, and faster than in fp32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    units = (getattr(torch.cpu, f"_is_{unit}_supported", None) for unit in ("amx_tile", "avx512_bf16"))
+    return device.type == "cpu" and any(has_unit is not None and has_unit() for has_unit in units)
+
+
+def _compiled(config: Config, device: torch.device, earlier: Config | None) -> bool:
+    """Whether layers are to be compiled. Raises: ConfigError (they are, and that does not work here)."""
+    asked = config.training.compile
+    if asked == "auto" and earlier is not None:
+        asked = earlier.training.compile
+    if asked is False or (asked == "auto" and device.type != "cuda"):
+        return False
+    problem = compile_problem(device)
+    if problem and asked is True:
+        raise ConfigError(
+            f"training.compile = true, but torch.compile does not work on {device.type} here: {problem} "
+            f"Give training.compile = false."
+        )
+    return problem is None
 
 
 def _new_bundle(config: Config, prepared: Prepared, start: Bundle | None) -> Bundle:

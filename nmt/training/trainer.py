@@ -82,6 +82,8 @@ class Trainer:
         self.log, self.stop, self.ranks = log, stop, ranks or Ranks()
         self.model = bundle.model.train()
         self.model.gradient_checkpointing = config.training.gradient_checkpointing
+        if config.training.compile is True:
+            self.model.compile_layers()
         self.pad = bundle.tokenizer.special.pad
         self.device = next(self.model.parameters()).device
         self.optimizer = make_optimizer(self.model, config.training)
@@ -154,10 +156,10 @@ class Trainer:
         Raises: ConfigError.
         """
         special, training = self.bundle.tokenizer.special, self.config.training
-        widest = widest_batch(self.prepared.train, special, training.tokens_per_batch)
+        widest = widest_batch(self.prepared.train, special, training.batch_tokens)
         self._gradients({0: widest.indices}, widest.num_tokens)
         self.optimizer.zero_grad(set_to_none=True)
-        widest = widest_batch(self.prepared.valid, special, training.tokens_per_batch)
+        widest = widest_batch(self.prepared.valid, special, training.batch_tokens)
         try:
             with torch.inference_mode():
                 batch_loss(self.model, widest, self.pad, 0.0, training.precision)
@@ -165,6 +167,26 @@ class Trainer:
             if not is_out_of_memory(error):
                 raise
             raise _does_not_fit(f"The widest validation batch, {widest.src.shape[0]} pairs,") from error
+        if training.compile is True:
+            self._compile_all()
+
+    def _compile_all(self) -> None:
+        """Run one batch of each kind that the layers have a program of their own for, so that all are compiled now.
+
+        Without source padding there is no mask; torch pads a mask whose width is no multiple of 8 in the program.
+        """
+        stream, seen = self._stream_from(Position()), set[tuple[bool, bool]]()
+        for _ in range(stream.batches_in_epoch):
+            pairs = stream.draw()
+            lengths = self.prepared.train.src_lengths[pairs]
+            padded = bool((lengths < lengths.max()).any())
+            kind = (padded, padded and int(lengths.max()) % 8 == 0)
+            if kind not in seen and len(pairs) > 1:
+                seen.add(kind)
+                self._gradients({0: pairs}, stream.num_tokens(pairs))
+                self.optimizer.zero_grad(set_to_none=True)
+            if len(seen) == 3:
+                return
 
     def one_update(self) -> dict[str, float | Tensor]:
         """Draw the next micro-batches, sum their gradients, step. Returns: `lr` and `grad_norm`, on the device.
@@ -437,7 +459,14 @@ class Trainer:
     def _stream_from(self, position: Position) -> Prefetch:
         training, per_update = self.config.training, self.state.batches_per_update
         special = self.bundle.tokenizer.special
-        stream = BatchStream(self.prepared.train, special, training.tokens_per_batch, training.seed, position)
+        stream = BatchStream(
+            self.prepared.train,
+            special,
+            training.batch_tokens,
+            training.seed,
+            position,
+            equal_sources=training.equal_source_lengths is True,
+        )
         return Prefetch(stream, per_update, self.ranks.share(per_update), self.device)
 
 

@@ -60,7 +60,7 @@ def _loss(bundle: Bundle, prepared: Prepared, config: Config, ranks: Ranks, stop
     """This rank's sum, and its number of tokens."""
     special, training = bundle.tokenizer.special, config.training
     total, num_tokens = 0.0, 0.0
-    for batch in once_each(prepared.valid, special, training.tokens_per_batch, ranks.rank, ranks.world):
+    for batch in once_each(prepared.valid, special, training.batch_tokens, ranks.rank, ranks.world):
         _heed(stop)
         total += float(batch_loss(bundle.model, batch, special.pad, 0.0, training.precision))
         num_tokens += batch.num_tokens
