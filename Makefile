@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-loader bench-help clean
+.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -41,8 +41,14 @@ bench-wmt: setup       # 4.5 million made-up pairs through data, tokenizer, cach
 bench-safety: setup    # what exact resume and its checks cost an update; a base model's checkpoint: 5 minutes
 	$(BIN)/python tests/bench/safety.py
 
+bench-train: setup     # training speed against the peers, which it installs: about 35 minutes
+	$(BIN)/python tests/bench/train.py
+
 bench-loader: setup    # batches a second, building the token cache, memory on 2 GB of text: 8 minutes
 	$(BIN)/python tests/bench/loader.py
+
+gpu-check: setup       # what a GPU runs, how fast, and a model trained on it: 8 minutes; needs CUDA
+	$(BIN)/python tests/bench/gpu_check.py
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py

@@ -207,7 +207,7 @@ def _set_up_cuda() -> None:
     # The backward pass of flash adds up in any order unless told otherwise; a resumed run is to repeat its bits.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # a help for debugging, which costs time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a help for debugging, which costs time
 
 
 def _device_of(ranks: Ranks, device: str) -> torch.device:
@@ -260,9 +260,9 @@ def resolve(config: Config, device: torch.device, earlier: Config | None = None,
 def _computes_in_bf16(device: torch.device) -> bool:
     """Whether the hardware multiplies in bf16, and faster than in fp32."""
     if device.type == "cuda":
-        return torch.cuda.is_bf16_supported(including_emulation=False)
-    units = (getattr(torch.cpu, f"_is_{unit}_supported", None) for unit in ("amx_tile", "avx512_bf16"))
-    return device.type == "cpu" and any(has_unit is not None and has_unit() for has_unit in units)
+        return bool(torch.cuda.is_bf16_supported(including_emulation=False))
+    units = [getattr(torch.cpu, f"_is_{unit}_supported", None) for unit in ("amx_tile", "avx512_bf16")]
+    return device.type == "cpu" and any(bool(has_unit()) for has_unit in units if has_unit is not None)
 
 
 def _compiled(config: Config, device: torch.device, earlier: Config | None) -> bool:

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from figures import REAL_DATA, ROOT, figure_line
+from flops import training_flops
 from nmt.config import Config, parse_config
 from nmt.decoding.translator import pick_device
 from nmt.training.distributed import Ranks
@@ -32,7 +33,7 @@ from nmt.training.run import _open, _trainer
 SIZES = {"tiny": (4, 4, 128, 256, 0.3), "base": (6, 8, 512, 2048, 0.1)}  # layers, heads, d_model, d_ff, dropout
 ASKED = {"tiny": 2.5, "base": 3.0}
 STEPS = {"tiny": {"ours": 40, "hf": 30, "hf-bf16": 8, "eole": 30, "joeynmt": 15}}
-STEPS["base"] = {"ours": 6, "hf": 7, "eole": 10, "joeynmt": 10}
+STEPS["base"] = {"ours": 7, "hf": 7, "eole": 10, "joeynmt": 10}
 AGAIN = ("hf", "eole")  # the fastest peers, which also run with the allocator's setting
 PEERS, BENCH = ROOT / "peers", ROOT.parent / "shared" / "bench"
 _MEASURED = """import resource, subprocess, sys
@@ -132,13 +133,13 @@ def _ours(size: str, steps: int) -> None:
             before, began = trainer.state.tokens, time.perf_counter()
             trainer.one_update()
             speeds.append((trainer.state.tokens - before) / (time.perf_counter() - began))
-        lengths = opened.prepared.train.src_lengths.mean(), opened.prepared.train.tgt_lengths.mean()
-        flops = _flops_a_token(opened.config, trainer.bundle.config.tgt_vocab_size, *lengths)
+        cache, vocab_size = opened.prepared.train, trainer.bundle.config.tgt_vocab_size
+        flops = training_flops(opened.config.model, vocab_size, cache.src_lengths, cache.tgt_lengths)
     facts = {
         "tokens/s": statistics.median(speeds[3:]),
         "peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "precision": opened.config.training.precision,
-        "flops a token": flops,
+        "flops a token": flops / float(cache.tgt_lengths.sum()),
     }
     print(json.dumps(facts))
 
@@ -154,16 +155,6 @@ def _config(size: str) -> Config:
         "training": {"tokens_per_batch": 4096, "max_updates": 1000, "learning_rate": 1e-4},
     }
     return parse_config(tables, where="bench-train")
-
-
-def _flops_a_token(config: Config, vocab_size: int, src_length: float, tgt_length: float) -> float:
-    """Of forward and backward, by target token."""
-    model, d, sources = config.model, config.model.d_model, src_length / tgt_length
-    feed_forward = 2 * d * model.d_ff
-    encoder = model.num_encoder_layers * (4 * d * d + feed_forward)
-    decoder = model.num_decoder_layers * (6 * d * d + feed_forward)
-    memory = model.num_decoder_layers * 2 * d * d
-    return float(6 * (sources * (encoder + memory) + decoder + vocab_size * d))
 
 
 if __name__ == "__main__":
