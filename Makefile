@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-help clean
+.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -43,6 +43,9 @@ bench-safety: setup    # what exact resume and its checks cost an update; a base
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py
+
+gpu-check: setup       # on a GPU, 8 minutes: tests/gpu, speed against the GEMM peak, kernels that ran, a model's BLEU
+	$(BIN)/python tests/bench/gpu_check.py
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
