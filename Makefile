@@ -47,11 +47,11 @@ bench-train: setup     # training speed against the peers, which it installs: ab
 bench-loader: setup    # batches a second, building the token cache, memory on 2 GB of text: 8 minutes
 	$(BIN)/python tests/bench/loader.py
 
-gpu-check: setup       # what a GPU runs, how fast, and a model trained on it: 8 minutes; needs CUDA
-	$(BIN)/python tests/bench/gpu_check.py
-
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py
+
+gpu-check: setup       # on a GPU, 8 minutes: tests/gpu, speed against the GEMM peak, kernels that ran, a model's BLEU
+	$(BIN)/python tests/bench/gpu_check.py
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

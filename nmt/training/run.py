@@ -207,7 +207,8 @@ def _set_up_cuda() -> None:
     # The backward pass of flash adds up in any order unless told otherwise; a resumed run is to repeat its bits.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a help for debugging, which costs time
+    # A help for debugging that costs time.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def _device_of(ranks: Ranks, device: str) -> torch.device:

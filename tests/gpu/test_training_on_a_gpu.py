@@ -96,6 +96,7 @@ def test_checkpointing_changes_no_bit(trainer: NewTrainer, figure: Callable[...,
 
 def test_it_recovers_from_lack_of_memory(trainer: NewTrainer, cuda: torch.device, figure: Callable[..., None]) -> None:
     work = trainer("run", compile=False, tokens_per_batch=30_000)
+    torch.cuda.reset_peak_memory_stats()
     work.try_widest_batches()
     peak, total = torch.cuda.max_memory_allocated(), torch.cuda.get_device_properties(cuda).total_memory
     torch.cuda.empty_cache()
