@@ -142,6 +142,7 @@ class TrainingConfig(Section):
     tokens_per_batch: int = Field(default=4096, ge=16, le=10_000_000)  # padded tokens of the longer side
     accumulation: int = Field(default=1, ge=1, le=1024)  # micro-batches an update, on each rank
     gradient_checkpointing: bool = False  # less memory for about a third more time: layers are computed twice
+    sharding: Literal["none", "full"] = "none"  # full: every rank holds a part of weights, gradients and moments
     learning_rate: float = Field(default=5e-4, gt=0.0, le=10.0)  # the peak, reached after warm-up
     warmup_updates: int = Field(default=4000, ge=0, le=1_000_000)
     schedule: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"
