@@ -159,6 +159,7 @@ class TrainingConfig(Section):
     equal_source_lengths: AutoOrFlag = "auto"
     compile: AutoOrFlag = "auto"  # layers by torch.compile while training; auto: on CUDA, if it works
     gradient_checkpointing: bool = False  # less memory for about a third more time: layers are computed twice
+    sharding: Literal["none", "full"] = "none"  # full: every rank holds a part of weights, gradients and moments
     learning_rate: float = Field(default=5e-4, gt=0.0, le=10.0)  # the peak, reached after warm-up
     warmup_updates: int = Field(default=4000, ge=0, le=1_000_000)
     schedule: Literal["inverse_sqrt", "linear", "cosine", "constant"] = "inverse_sqrt"

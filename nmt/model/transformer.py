@@ -101,6 +101,10 @@ class DecoderLayer(nn.Module):
         normed: Tensor = self.feed_forward_norm(x_BTD + self.dropout(self.feed_forward(x_BTD)))
         return normed
 
+    def attend(self, x_BTD: Tensor, memory_BSD: Tensor, memory_keep: Tensor | None) -> Tensor:
+        """All T positions at once, given the encoder's output. Shape: (B, T, D) to (B, T, D)."""
+        return self.forward(x_BTD, self.cross_attention.project_memory(memory_BSD), memory_keep)
+
     def _attend_self(self, x_BTD: Tensor, cache: LayerCache | None) -> Tensor:
         if cache is not None:
             return self.self_attention.step(x_BTD, cache)
@@ -232,5 +236,4 @@ def _encode_with(layer: EncoderLayer, x_BSD: Tensor, keep: Tensor | None) -> Ten
 
 
 def _decode_with(layer: DecoderLayer, x_BTD: Tensor, memory_BSD: Tensor, keep: Tensor | None) -> Tensor:
-    output_BTD: Tensor = layer(x_BTD, layer.cross_attention.project_memory(memory_BSD), keep)
-    return output_BTD
+    return layer.attend(x_BTD, memory_BSD, keep)

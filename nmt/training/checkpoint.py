@@ -17,13 +17,15 @@ from typing import Annotated
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors.torch import load as deserialize_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights, weights_of, write_tensors
 from nmt.errors import BundleError, NmtError
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import atomic_folder, remove_folder, write_file
 from nmt.storage.manifest import damage
+from nmt.training.distributed import Ranks
+from nmt.training.sharding import gathered, laid_out_like
 
 Count = Annotated[int, Field(ge=0, le=2**62)]
 Positive = Annotated[int, Field(ge=1, le=2**31)]
@@ -99,7 +101,17 @@ class Snapshot:
     def take(cls, bundle: Bundle, optimizer: torch.optim.AdamW, state: TrainState) -> "Snapshot":
         """Copy weights, moments and state to the CPU's memory."""
         weights = weights_of(bundle.model, copy=True)
-        return cls(bundle, weights, _copied_moments(bundle.model, optimizer), copy.deepcopy(state))
+        return cls(bundle, weights, gathered(_moments(bundle.model, optimizer), keep=True), copy.deepcopy(state))
+
+    @classmethod
+    def take_sharded(
+        cls, bundle: Bundle, model: Transformer, optimizer: torch.optim.AdamW, state: TrainState, ranks: Ranks
+    ) -> "Snapshot":
+        """The same of a sharded model, with whole tensors; only in rank 0 there is something in it."""
+        with ranks.talking("for the weights", computing=True):
+            weights = gathered(model.named_parameters(), keep=ranks.first)
+            moments = gathered(_moments(model, optimizer), keep=ranks.first)
+        return cls(bundle, weights, moments, copy.deepcopy(state))
 
 
 class CheckpointWriter:
@@ -170,12 +182,20 @@ def load_state(folder: Path) -> TrainState:
 def restore(folder: Path, model: Transformer, optimizer: torch.optim.AdamW) -> TrainState:
     """Put a checkpoint's weights and moments into `model` and `optimizer`."""
     device = next(model.parameters()).device
-    load_weights(model, deserialize_tensors((folder / "model.safetensors").read_bytes()))
+    weights = deserialize_tensors((folder / "model.safetensors").read_bytes())
+    parameters = dict(model.named_parameters())
+    load_weights(model, {name: laid_out_like(tensor, parameters.get(name)) for name, tensor in weights.items()})
     moments = deserialize_tensors((folder / "optimizer.safetensors").read_bytes())
-    for name, parameter in model.named_parameters():
+    for name, parameter in parameters.items():
         keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}.{key}" in moments]
-        optimizer.state[parameter] = {key: moments[f"{name}.{key}"].to(device) for key in keys}
+        cut = {key: _cut(moments[f"{name}.{key}"], parameter) for key in keys}
+        optimizer.state[parameter] = {key: moment.to(device) for key, moment in cut.items()}
     return load_state(folder)
+
+
+def _cut(moment: Tensor, parameter: nn.Parameter) -> Tensor:
+    """Moments lie like their weights; the counter of steps is a scalar."""
+    return laid_out_like(moment, parameter) if moment.shape == parameter.shape else moment
 
 
 def newest_whole(run: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -210,9 +230,7 @@ def average(folders: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
 
 
-def _copied_moments(model: Transformer, optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
-    return {
-        f"{name}.{key}": value.detach().to("cpu", copy=True).contiguous()
-        for name, parameter in model.named_parameters()
-        for key, value in optimizer.state[parameter].items()
-    }
+def _moments(model: Transformer, optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
+    for name, parameter in model.named_parameters():
+        for key, value in optimizer.state[parameter].items():
+            yield f"{name}.{key}", value

@@ -65,7 +65,7 @@ class Ranks:
             return
         self._timeout_s = timeout_s
         os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # else a lost rank aborts the others without a word
-        with self._talking("to start"):
+        with self.talking("to start"):
             store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=timeout_s)))
             # A restart by torchrun meets at the same store, where what the dead attempt left must not be read.
             attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
@@ -88,7 +88,7 @@ class Ranks:
         if self._store is None:
             return make()
         if not self.first:
-            with self._talking("for rank 0"):
+            with self.talking("for rank 0"):
                 while not self._store.check([name]):
                     time.sleep(_POLL_S)
                 kind, text = json.loads(self._store.get(name))
@@ -134,7 +134,7 @@ class Ranks:
                 parameter.grad = torch.zeros_like(parameter)
         for bucket in _buckets(parameters):
             flat = torch.cat([gradient.flatten() for gradient in bucket])
-            with self._talking("for the gradients"):
+            with self.talking("for the gradients"):
                 dist.all_reduce(flat)
             for gradient, summed in zip(bucket, torch.split(flat, [g.numel() for g in bucket]), strict=True):
                 gradient.copy_(summed.view_as(gradient))
@@ -156,7 +156,7 @@ class Ranks:
         padded = torch.full((longest,), ord(" "), dtype=torch.uint8)  # JSON may end in blanks
         padded[: len(mine)] = torch.from_numpy(mine.copy())
         gathered = [torch.empty_like(padded) for _ in range(self.world)]
-        with self._talking("for the lines of the others"):
+        with self.talking("for the lines of the others"):
             dist.all_gather(gathered, padded)
         return [json.loads(text.numpy().tobytes()) for text in gathered]
 
@@ -164,17 +164,24 @@ class Ranks:
         if self.world == 1:
             return list(values)
         tensor = torch.tensor(values, dtype=torch.float64)
-        with self._talking("for a decision"):
+        with self.talking("for a decision"):
             dist.all_reduce(tensor, operation)
         return [float(value) for value in tensor]
 
     @contextmanager
-    def _talking(self, purpose: str) -> Iterator[None]:
-        """Name the ranks that are lost when communication fails."""
+    def talking(self, purpose: str, *, computing: bool = False) -> Iterator[None]:
+        """Name the ranks that are lost when communication fails.
+
+        Args:
+            computing: whether the block does more than communicate; an error that comes of something else then stays.
+        Raises: RankError.
+        """
         began = time.monotonic()
         try:
             yield
         except RuntimeError as error:  # torch.distributed raises several kinds of it
+            if computing and not (isinstance(error, dist.DistError) or "gloo" in str(error)):
+                raise
             waited_s = time.monotonic() - began
             why = (
                 f"gave no answer within {self._timeout_s:g} s"

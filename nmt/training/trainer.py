@@ -37,6 +37,7 @@ from nmt.training.optim import learning_rate, make_optimizer
 from nmt.training.prefetch import Prefetch
 from nmt.training.progress import TrainingLog
 from nmt.training.resume import adopt, new_state
+from nmt.training.sharding import gather_weights, is_sharded, on_device, refuse_unequal_shares, sharded_copy, whole_of
 from nmt.training.validation import oriented, validate
 
 MAX_SILENCE_MINUTES = 0.5  # then a line is written between two of log_every
@@ -80,7 +81,9 @@ class Trainer:
     ) -> None:
         self.config, self.run, self.prepared, self.bundle = config, run, prepared, bundle
         self.log, self.stop, self.ranks = log, stop, ranks or Ranks()
-        self.model = bundle.model.train()
+        self.sharded = is_sharded(config.training, self.ranks)
+        # If sharded, the bundle keeps a whole model beside it, to validate and to write; its weights follow then.
+        self.model = (sharded_copy(bundle.model) if self.sharded else bundle.model).train()
         self.model.gradient_checkpointing = config.training.gradient_checkpointing
         if config.training.compile is True:
             self.model.compile_layers()
@@ -104,6 +107,9 @@ class Trainer:
         self.state = adopt(restore(checkpoint, self.model, self.optimizer), self.state, changed)
         if self.state.scaler:  # there is none if the precision was another
             self.scaler.load_state_dict(self.state.scaler)
+        if self.sharded:
+            refuse_unequal_shares(self.state.batches_per_update, self.ranks.world, self.ranks)
+            self.state.parts = 1  # ranks must make the same passes, so here nothing is split
         self.stream = self._stream_from(Position(self.state.epoch, self.state.batch_index))
         if self.state.batch_index >= self.stream.batches_in_epoch:
             raise BundleError(f"{checkpoint / 'state.json'} stands at a batch that its epoch does not have.")
@@ -161,8 +167,8 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         widest = widest_batch(self.prepared.valid, special, training.batch_tokens)
         try:
-            with torch.inference_mode():
-                batch_loss(self.model, widest, self.pad, 0.0, training.precision)
+            with on_device(self.bundle.model, self.device), torch.inference_mode():
+                batch_loss(self.bundle.model, widest, self.pad, 0.0, training.precision)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -198,7 +204,8 @@ class Trainer:
         num_tokens = sum(map(self.stream.num_tokens, drawn))
         numbered = {state.micro_batches + place: drawn[place] for place in self.ranks.share(len(drawn))}
         loss = self._gradients(numbered, num_tokens)
-        self.ranks.sum_gradients(self.model)
+        if not self.sharded:  # then the backward pass has summed them
+            self.ranks.sum_gradients(self.model)
         rate = learning_rate(state.update + 1, config)
         grad_norm = self._step(rate, numbered)
         state.update += 1
@@ -213,15 +220,20 @@ class Trainer:
         """Sum the gradients of this rank's micro-batches, given by number. Returns: their summed loss.
 
         When memory runs out all of them are computed again in smaller parts, so no pair is lost or counted twice; the
-        gradient is the same (with dropout its masks are drawn anew).
+        gradient is the same (with dropout its masks are drawn anew). A sharded model cannot do that: the others would
+        wait in the pass that was broken off.
         """
+        rows = max(map(len, micro_batches.values()), default=0)
         while True:
             try:
-                return self._gradients_in_parts(micro_batches, num_tokens)
+                with self.ranks.talking("for a layer", computing=True):
+                    return self._gradients_in_parts(micro_batches, num_tokens)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-            self._split_further(max(map(len, micro_batches.values())))  # not above: the error holds on to memory
+                if self.sharded:
+                    raise _does_not_fit(f"A micro-batch of {rows:,} sentence pairs") from error
+            self._split_further(rows)  # not above: the error holds on to memory
 
     def _gradients_in_parts(self, micro_batches: Mapping[int, Ids], num_tokens: int) -> Tensor:
         config = self.config.training
@@ -256,7 +268,8 @@ class Trainer:
         """Clip, refuse NaN, step the optimiser. Returns: the gradient's norm before clipping."""
         self.scaler.unscale_(self.optimizer)
         longest = self.config.training.clip_norm or math.inf  # 0 means: measure, do not clip
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest)
+        with self.ranks.talking("for the gradient's norm", computing=True):
+            grad_norm = whole_of(torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest))
         self._look()  # at the update before, if that was not done
         self._unseen = Unseen.of(grad_norm, self.state.update + 1, rate, numbered, self._losses)
         if not self._look_later:
@@ -307,14 +320,21 @@ class Trainer:
 
     def _validate_and_save(self) -> None:
         self._look()
-        refuse_drift(self.model, self.state.update, self.ranks)
+        self._refuse_drift()
         if self.state.update % self.config.validation.every == 0 or limit_reached(self.config, self.state):
             self._validate()
         self._save()
 
+    def _refuse_drift(self) -> None:
+        """Raises: DivergedError. Of a sharded model every weight is in one rank alone."""
+        if not self.sharded:
+            refuse_drift(self.model, self.state.update, self.ranks)
+
     def _validate(self) -> None:
         """Raises: DivergedError (a hopeless loss), Interrupted."""
-        scores = validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
+        if self.sharded:
+            gather_weights(self.model, self.bundle.model, self.ranks)
+        scores = self._scores_now()
         if scores is None:
             self._agree()
             self._stop_here()
@@ -338,8 +358,11 @@ class Trainer:
         state.unlogged_loss, state.unlogged_tokens = loss, sums.tokens
         state.scaler = self.scaler.state_dict()
         self._saved_update = state.update
-        if self.ranks.first:
+        if self.sharded:
+            snapshot = Snapshot.take_sharded(self.bundle, self.model, self.optimizer, state, self.ranks)
+        elif self.ranks.first:
             snapshot = Snapshot.take(self.bundle, self.optimizer, state)
+        if self.ranks.first:
             self.writer.write(snapshot, lambda: self._kept(snapshot.state))
 
     def _finish_writing(self) -> None:
@@ -361,7 +384,7 @@ class Trainer:
     def _stop_here(self, *, save: bool = True) -> NoReturn:
         """End because of a signal. Raises: Interrupted."""
         if save and self._saved_update != self.state.update:
-            refuse_drift(self.model, self.state.update, self.ranks)
+            self._refuse_drift()
             self._save()
         self._finish_writing()  # all wait: the first to end lets torchrun kill the others soon
         where = f"Stopped by a signal after update {self.state.update:,}; the same command goes on from there."
@@ -405,13 +428,18 @@ class Trainer:
         return [folder.name for folder in averaged], [folder.name for folder in best]
 
     def _scores_of(self, checkpoints: list[str]) -> dict[str, float]:
-        """Scores of the mean of the checkpoints' weights, which the model then holds. Raises: Interrupted."""
-        load_weights(self.model, average([self.run / "checkpoints" / name for name in checkpoints]))
-        scores = validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
+        """Scores of the mean of the checkpoints' weights, which the bundle then holds. Raises: Interrupted."""
+        load_weights(self.bundle.model, average([self.run / "checkpoints" / name for name in checkpoints]))
+        scores = self._scores_now()
         if scores is None:
             self._agree()
             self._stop_here(save=False)
         return scores
+
+    def _scores_now(self) -> dict[str, float] | None:
+        """Scores of the bundle's model; None if a signal came."""
+        with on_device(self.bundle.model, self.device):
+            return validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
 
     def _is_whole(self, checkpoint: Path) -> bool:
         problem = damage(checkpoint)

@@ -92,6 +92,25 @@ def note_refusal(file: str) -> None:
     Trainer.one_update = noted  # type: ignore[method-assign]
 
 
+def note_state_bytes(file: str) -> None:
+    """At the end what the rank holds: bytes of weights, of moments, and numbers of the model and of its moments."""
+    write_final_bundle = Trainer._write_final_bundle
+
+    def noted(self: Trainer) -> Path:
+        parameters = list(self.model.parameters())
+        moments = [self.optimizer.state[p][key] for p in parameters for key in ("exp_avg", "exp_avg_sq")]
+        held = [sum(_local(tensor).nbytes for tensor in tensors) for tensors in (parameters, moments)]
+        _note(file, f"{held[0]} {held[1]} {self.bundle.model.num_parameters()}")
+        return write_final_bundle(self)
+
+    Trainer._write_final_bundle = noted  # type: ignore[method-assign]
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    local: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return local
+
+
 # What goes wrong
 
 
@@ -133,6 +152,42 @@ def own_order(rank: int) -> None:
         from nmt.training.distributed import Ranks
 
         Ranks.share = lambda self, count: range((self.rank + 1) % self.world, count, self.world)  # type: ignore[method-assign]
+
+
+def means() -> None:
+    """A control: a sharded model's gradients are averaged over ranks, as FSDP2 does by itself."""
+    sharded_copy = trainer.sharded_copy
+
+    def averaging(whole: Any) -> Any:
+        model = sharded_copy(whole)
+        for module in model.modules():
+            if hasattr(module, "set_gradient_divide_factor"):
+                module.set_gradient_divide_factor(2.0)
+        return model
+
+    trainer.sharded_copy = averaging
+
+
+def look_later() -> None:
+    """The host looks at a gradient's norm one update later, as it does on CUDA."""
+    begin = Trainer.__init__
+
+    def patched(self: Trainer, *arguments: Any) -> None:
+        begin(self, *arguments, look_later=True)
+
+    Trainer.__init__ = patched  # type: ignore[method-assign,assignment]
+
+
+def out_of_memory_in(update: int, rank: int) -> None:
+    """During an update the rank's memory runs out."""
+
+    def fail(*arguments: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError("made up")
+
+    def run_out(work: Trainer) -> None:
+        trainer.batch_loss = fail
+
+    _after(update - 1, rank, run_out)
 
 
 def nan_in(place: str, update: int, rank: int, kind: str = "nan") -> None:

@@ -279,6 +279,8 @@ def _import_everything() -> None:
         "nmt.training.run",
         "sacrebleu",
         "sentencepiece",
+        "torch._dynamo",
+        "torch.distributed.fsdp",
     ):
         importlib.import_module(name)
     with contextlib.suppress(ImportError):
