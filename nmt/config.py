@@ -193,6 +193,8 @@ class TrainingConfig(Section):
             raise ValueError("say when to stop: set max_updates, max_epochs or max_minutes")
         if self.schedule in ("linear", "cosine") and self.max_updates is None:
             raise ValueError(f'schedule = "{self.schedule}" ends at max_updates: set it')
+        if self.compile is True and self.sharding == "full":
+            raise ValueError('compile = true was never tried with sharding = "full": give up one of them')
         kept = self.keep_last if self.average == "last" else self.keep_best
         if self.average_count > kept:
             raise ValueError(

@@ -271,7 +271,7 @@ def _compiled(config: Config, device: torch.device, earlier: Config | None) -> b
     asked = config.training.compile
     if asked == "auto" and earlier is not None:
         asked = earlier.training.compile
-    if asked is False or (asked == "auto" and device.type != "cuda"):
+    if asked is False or (asked == "auto" and (device.type != "cuda" or config.training.sharding == "full")):
         return False
     problem = compile_problem(device)
     if problem and asked is True:

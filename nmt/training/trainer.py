@@ -64,7 +64,8 @@ class Trainer:
     """One run: a model, its optimiser, its data and where it stands. Every rank has one.
 
     Args:
-        look_later: whether the host looks at a gradient's norm one update later (see `finite`); by default on CUDA.
+        look_later: whether the host looks at a gradient's norm one update later (see `finite`); by default on CUDA,
+            if the model is not sharded.
     """
 
     def __init__(
@@ -97,7 +98,7 @@ class Trainer:
         self._saved_update, self._waits = 0, 0
         self._signal = 0  # a signal that any rank received, agreed on by all
         self._losses: dict[int, Tensor] = {}  # of this rank's micro-batches of the current update
-        self._look_later = self.device.type == "cuda" if look_later is None else look_later
+        self._look_later = self.device.type == "cuda" and not self.sharded if look_later is None else look_later
         self._unseen: Unseen | None = None
         self._since_record = _Sums()
         self._start_clock()
