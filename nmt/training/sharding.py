@@ -80,7 +80,7 @@ def laid_out_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
 
 def gather_weights(sharded: Transformer, whole: Transformer, ranks: Ranks) -> None:
     """Copy the weights of all ranks into an ordinary model, one parameter at a time. Raises: RankError."""
-    for (_, shard), (_, parameter) in zip(sharded.named_parameters(), whole.named_parameters(), strict=True):
+    for shard, parameter in zip(sharded.parameters(), whole.parameters(), strict=True):
         with torch.no_grad(), ranks.talking("for the weights", computing=True):
             parameter.copy_(whole_of(shard))
 

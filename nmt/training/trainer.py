@@ -267,9 +267,9 @@ class Trainer:
 
     def _step(self, rate: float, numbered: Mapping[int, Ids]) -> Tensor:
         """Clip, refuse NaN, step the optimiser. Returns: the gradient's norm before clipping."""
-        self.scaler.unscale_(self.optimizer)
         longest = self.config.training.clip_norm or math.inf  # 0 means: measure, do not clip
         with self.ranks.talking("for the gradient's norm", computing=True):
+            self.scaler.unscale_(self.optimizer)
             grad_norm = whole_of(torch.nn.utils.clip_grad_norm_(self.model.parameters(), longest))
         self._look()  # at the update before, if that was not done
         self._unseen = Unseen.of(grad_norm, self.state.update + 1, rate, numbered, self._losses)

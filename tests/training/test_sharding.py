@@ -159,7 +159,13 @@ def test_same_files(whole: Path, sharded: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "world"), [("full", "none", 2), ("none", "full", 2), ("full", "full", 4), ("full", "none", 1)]
+    ("before", "after", "world"),
+    [
+        ("full", "none", 2),
+        ("none", "full", 2),
+        pytest.param("full", "full", 4, marks=pytest.mark.slow),
+        ("full", "none", 1),
+    ],
 )
 def test_goes_on_otherwise(
     runs: Runs, whole: Path, tmp_path: Path, before: str, after: str, world: int, figure: Callable[..., None]
@@ -172,16 +178,16 @@ def test_goes_on_otherwise(
     figure(f"sharding_{before}_to_{after}_on_{world}", f"{found:.1e} relative", "<= 1e-6", found <= 1e-6)
 
 
-@pytest.mark.parametrize("extra", ["training.precision=fp32", "training.precision=bf16"])
-def test_resumes_to_the_bit(runs: Runs, tmp_path: Path, extra: str, figure: Callable[..., None]) -> None:
-    settings = (FULL, "model.dropout=0.3", "model.attention_dropout=0.2", extra)
+@pytest.mark.parametrize("precision", ["fp32", "fp16", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_resumes_to_the_bit(runs: Runs, tmp_path: Path, precision: str, figure: Callable[..., None]) -> None:
+    settings = (FULL, "model.dropout=0.3", "model.attention_dropout=0.2", f"training.precision={precision}")
     runs.run(tmp_path / "straight", *settings)
     for update in (3, 5, 8):
         stop = ("rank_hooks:signal_after", {"update": update, "rank": update % 2, "number": int(signal.SIGTERM)})
         runs.run(tmp_path / "stopped", *settings, code=143, hooks=[stop])
     runs.run(tmp_path / "stopped", *settings)
     differ = worlds.parts_that_differ(fingerprint(tmp_path / "straight"), tmp_path / "stopped")
-    figure(f"sharding_resume_{extra[-4:]}", f"stopped 3 times, {len(differ)} differ {differ or ''}", "0", not differ)
+    figure(f"sharding_resume_{precision}", f"stopped 3 times, {len(differ)} differ {differ or ''}", "0", not differ)
 
 
 def test_the_host_may_look_later(runs: Runs, sharded: Path, tmp_path: Path) -> None:
