@@ -32,8 +32,8 @@ from nmt.training.run import _open, _trainer
 
 SIZES = {"tiny": (4, 4, 128, 256, 0.3), "base": (6, 8, 512, 2048, 0.1)}  # layers, heads, d_model, d_ff, dropout
 ASKED = {"tiny": 2.5, "base": 3.0}
-STEPS = {"tiny": {"ours": 40, "hf": 30, "hf-bf16": 8, "eole": 30, "joeynmt": 15}}
-STEPS["base"] = {"ours": 7, "hf": 7, "eole": 10, "joeynmt": 10}
+STEPS = {"tiny": {"ours": 40, "hf": 30, "hf-bf16": 6, "eole": 25, "joeynmt": 15}}
+STEPS["base"] = {"ours": 6, "hf": 6, "eole": 10, "joeynmt": 10}
 AGAIN = ("hf", "eole")  # the fastest peers, which also run with the allocator's setting
 PEERS, BENCH = ROOT / "peers", ROOT.parent / "shared" / "bench"
 _MEASURED = """import resource, subprocess, sys
