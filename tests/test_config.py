@@ -39,7 +39,7 @@ def wrong_values(section: str, key: str) -> list[Any]:
     field = SECTIONS[section].model_fields[key]
     types = {kind for kind in (field.annotation, *get_args(field.annotation)) if kind is not type(None)}
     date = datetime.date(2024, 2, 29)
-    if (section, key) == ("training", "compile"):
+    if key in ("compile", "equal_source_lengths"):
         return ["true", "", 1, 0, 1.5, ["auto"], date]
     if (section, key) == ("training", "tokens_per_batch"):
         return ["4096", "Auto", "", 1.5, True, [1], {"a": 1}, date, float("nan"), 15, -(10**6), 10_000_001]
