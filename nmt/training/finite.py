@@ -42,9 +42,10 @@ class Unseen:
         cls, grad_norm: Tensor, update: int, rate: float, micro_batches: Mapping[int, Ids], losses: Mapping[int, Tensor]
     ) -> "Unseen":
         """Begin to copy the norm, a scalar, to the host."""
-        copy = grad_norm.detach().to("cpu", non_blocking=True, copy=True)  # from CUDA into pinned memory
+        on_cuda = grad_norm.device.type == "cuda"
+        copy = grad_norm.detach().to("cpu", non_blocking=on_cuda, copy=True)  # non-blocking: into pinned memory
         copied = None
-        if grad_norm.device.type == "cuda":
+        if on_cuda:
             copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             copied.record()
         return cls(update, rate, micro_batches, losses, copy, copied)

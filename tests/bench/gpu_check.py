@@ -37,7 +37,7 @@ from nmt.training.progress import TrainingLog
 from nmt.training.trainer import Trainer
 
 SECONDS = 480
-TESTS_S, BEFORE_TRAINING_S, SCORING_S = 120, 300, 45  # at most; training begins by then; kept for the end
+TESTS_S, BEFORE_TRAINING_S, SCORING_S = 150, 300, 45  # at most; training begins by then; kept for the end
 
 
 @dataclass(frozen=True)
