@@ -48,9 +48,11 @@ def _plain_is_faster(q_BHQK: Tensor, keys: int, dropout: float) -> bool:
     """The fixed rule, from measurements of forward and backward at 16, 50 and 220 keys, fp32, in both head sizes.
 
     On a CPU, SDPA has no fused kernel with dropout and draws its mask in one thread; without dropout its backward is
-    the slower one on short rows.
+    the slower one on short rows. Not in a compiled layer, which would be another program for short rows.
     """
-    return q_BHQK.device.type == "cpu" and q_BHQK.requires_grad and (dropout > 0 or keys <= _SHORT_KEYS)
+    if q_BHQK.device.type != "cpu" or torch.compiler.is_compiling():
+        return False
+    return q_BHQK.requires_grad and (dropout > 0 or keys <= _SHORT_KEYS)
 
 
 def attend_fused(
