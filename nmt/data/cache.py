@@ -100,7 +100,7 @@ def build_cache(
 ) -> None:
     """Encode the pairs with `keep` set and write them to `folder`, the same bytes whatever the chunks and threads.
 
-    Memory: two chunks of text a thread. Raises: StorageError.
+    Memory: two portions of text a thread. Raises: StorageError.
     """
     largest_id = max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1
     dtype = np.dtype(np.uint16 if largest_id <= np.iinfo(np.uint16).max else np.uint32)

@@ -64,7 +64,7 @@ class Scan:
 def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int) -> Scan:
     """Look through a corpus once: hash every pair, find empty and repeated ones, sample lines for the tokenizer.
 
-    Memory: 11 bytes a pair while scanning, 1 of them afterwards, and the sample.
+    Memory: 17 bytes a pair at most, 1 of them afterwards, and the sample.
 
     Args:
         sample_lines: both sides together; 0 for none.
