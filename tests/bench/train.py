@@ -78,7 +78,9 @@ def _compare(size: str) -> None:
     print(figure_line(f"train_{size}_ratio", f"{ratio:.2f} of {as_used}", f">= {asked}", ratio >= asked))
     if ratio < asked:
         needed = asked * rows[as_used][0] * ours[0]["flops a token"] / peak
-        print(f"  cause: this CPU has no unit for bf16, and {asked} times would take {needed:.0%} of its fp32 GEMM peak")
+        print(
+            f"  cause: this CPU has no unit for bf16, and {asked} times would take {needed:.0%} of its fp32 GEMM peak"
+        )
     print(figure_line(f"train_{size}_ratio_pages_kept", f"{against_granted:.2f} of {granted}", f">= {asked}",
                       against_granted >= asked))  # fmt: skip
     print(figure_line(f"train_{size}_memory_mb", f"{memory:.0f} ({as_used} {lowest:.0f})", "<= the peer's",
