@@ -41,7 +41,7 @@ bench-wmt: setup       # 4.5 million made-up pairs through data, tokenizer, cach
 bench-safety: setup    # what exact resume and its checks cost an update; a base model's checkpoint: 5 minutes
 	$(BIN)/python tests/bench/safety.py
 
-bench-train: setup     # training speed against the peers, which it installs: about 35 minutes
+bench-train: setup     # training speed against the peers, which it installs: 30 minutes
 	$(BIN)/python tests/bench/train.py
 
 bench-loader: setup    # batches a second, building the token cache, memory on 2 GB of text: 8 minutes
