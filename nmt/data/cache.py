@@ -166,12 +166,22 @@ def _in_threads(work: Callable[[Item], Result], items: Iterable[Item], threads: 
             for item in items:
                 pending.append(pool.submit(work, item))
                 if len(pending) >= 2 * threads:
-                    yield pending.popleft().result()
+                    yield _result(pending.popleft())
             while pending:
-                yield pending.popleft().result()
+                yield _result(pending.popleft())
         finally:
             for future in pending:
                 future.cancel()
+
+
+def _result(future: Future[Result]) -> Result:
+    """In slices of time: a signal that arrives just before a wait without end would be heeded only after it."""
+    while True:
+        try:
+            return future.result(timeout=0.2)
+        except TimeoutError:
+            if future.done():
+                return future.result()
 
 
 class _Writer:

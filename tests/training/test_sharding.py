@@ -116,6 +116,7 @@ def test_same_losses_and_weights(whole: Path, sharded: Path, figure: Callable[..
     figure("sharding_loss_difference", f"{found:.1e} relative", "<= 1e-6", found <= 1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if SHAPES[shape]])
 def test_same_losses_of_other_shapes(runs: Runs, tmp_path: Path, shape: str, figure: Callable[..., None]) -> None:
     settings = [f"{key}={value}" for key, value in SHAPES[shape].items()]
@@ -140,6 +141,7 @@ def test_every_number_is_held_once(sharded: Path, figure: Callable[..., None]) -
     figure("sharded_state_share", said, "1 x each", shares == (1.0, 1.0) and largest < 0.55)
 
 
+@pytest.mark.slow
 def test_control_without_sharding_every_rank_holds_all(runs: Runs, tmp_path: Path) -> None:
     runs.run(tmp_path / "run", hooks=[("rank_hooks:note_state_bytes", {"file": tmp_path / "held"})])
     for line in worlds.notes(tmp_path / "held", 2):
@@ -158,6 +160,7 @@ def test_same_files(whole: Path, sharded: Path) -> None:
     assert sizes[0] == sizes[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("before", "after", "world"),
     [
@@ -178,7 +181,9 @@ def test_goes_on_otherwise(
     figure(f"sharding_{before}_to_{after}_on_{world}", f"{found:.1e} relative", "<= 1e-6", found <= 1e-6)
 
 
-@pytest.mark.parametrize("precision", ["fp32", "fp16", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "precision", ["fp32", *(pytest.param(half, marks=pytest.mark.slow) for half in ("fp16", "bf16"))]
+)
 def test_resumes_to_the_bit(runs: Runs, tmp_path: Path, precision: str, figure: Callable[..., None]) -> None:
     settings = (FULL, "model.dropout=0.3", "model.attention_dropout=0.2", f"training.precision={precision}")
     runs.run(tmp_path / "straight", *settings)
@@ -190,6 +195,7 @@ def test_resumes_to_the_bit(runs: Runs, tmp_path: Path, precision: str, figure: 
     figure(f"sharding_resume_{precision}", f"stopped 3 times, {len(differ)} differ {differ or ''}", "0", not differ)
 
 
+@pytest.mark.slow
 def test_the_host_may_look_later(runs: Runs, sharded: Path, tmp_path: Path) -> None:
     """The device's own skipping of a step, as on CUDA, works on shards."""
     runs.run(tmp_path / "run", FULL, hooks=[("rank_hooks:look_later", {})])
@@ -227,6 +233,7 @@ def test_unequal_shares_are_refused(runs: Runs, tmp_path: Path) -> None:
     assert "has 3 an update, to be shared by 2 ranks" in said and 'training.sharding = "none"' in said
 
 
+@pytest.mark.slow
 def test_one_rank_has_nobody_to_share_with(runs: Runs, tmp_path: Path) -> None:
     runs.run(tmp_path / "none", world=1)
     runs.run(tmp_path / "full", FULL, world=1)
