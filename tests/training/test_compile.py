@@ -97,7 +97,7 @@ def test_auto_is_resolved(tmp_path: Path) -> None:
     assert "compile = false" in (tmp_path / "run" / "config.toml").read_text()
     earlier = resume.config_of(list_checkpoints(tmp_path / "run")[-1])
     assert run.resolve(corpus.config, CPU, earlier).training.compile is False
-    asked = corpus.config.replace(training={"compile": True})
+    asked = earlier.replace(training={"compile": True})
     with pytest.raises(ConfigError, match=r"training.compile = True \(the run has False\)"):
         resume.changed_keys(tmp_path, earlier, asked, ())
     assert resume.changed_keys(tmp_path, earlier, asked, ("config",)) == {"training.compile": "False -> True"}
