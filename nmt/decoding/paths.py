@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nmt.decoding.constraints import allow
 from nmt.decoding.options import Limits, SearchOptions
-from nmt.decoding.search import LEAVE_SHARE, Hypothesis, Rows, hypothesis, score_dtype
+from nmt.decoding.search import Hypothesis, Rows, hypothesis, score_dtype, staying
 
 # From the logits (B, W, V) of token `number`, and the sentences' places in the batch: the tokens to go on with, (B, W).
 Choose = Callable[[Tensor, int, Sequence[int]], Tensor]
@@ -83,9 +83,10 @@ def follow(
             done[numbers[b]].append(hypothesis(ids, log_probs, options))
         ended_BW = ended_BW | ends_BW
         over = ended_BW.all(1).tolist()
-        if LEAVE_SHARE * sum(over) >= len(numbers):
-            numbers = [number for number, is_over in zip(numbers, over, strict=True) if not is_over]
-            going = torch.tensor([b for b, is_over in enumerate(over) if not is_over], device=device).long()
+        if any(over):
+            places = staying(over)
+            numbers = [numbers[b] for b in places]
+            going = torch.tensor(places, device=device).long()
             limits, ended_BW, last_BW = limits.select(going), ended_BW[going], last_BW[going]
             history_BWT, log_probs_BWT = history_BWT[going], log_probs_BWT[going]
             rows.keep_sentences(going)

@@ -58,8 +58,6 @@ class Hypothesis:
 
 IMPOSSIBLE = Hypothesis(-math.inf, -math.inf, ())  # stands in where the model gives every ending probability 0 or NaN
 
-LEAVE_SHARE = 8  # sentences that are done leave when they are one in so many: leaving copies all caches
-
 
 def length_penalty(length: int, options: SearchOptions) -> float:
     """What a log-probability is divided by; `length` counts EOS."""
@@ -91,14 +89,20 @@ def beam_search(rows: Rows, limits: Limits, options: SearchOptions) -> list[list
         bests = beams.scores_BW[:, 0].tolist()
         over = [_is_done(done[number], bests[b], longest[b], options) for b, number in enumerate(numbers)]
         rows.reorder(parents_BW)
-        if LEAVE_SHARE * sum(over) >= len(numbers):
-            numbers = [number for number, is_over in zip(numbers, over, strict=True) if not is_over]
-            going = torch.tensor([b for b, is_over in enumerate(over) if not is_over], device=parents_BW.device).long()
-            limits, beams = limits.select(going), beams.select(going)
-            rows.keep_sentences(going)
-        elif any(over):  # they stay for a while, and can finish nothing more
-            beams.scores_BW[torch.tensor(over, device=parents_BW.device)] = -torch.inf
+        if any(over):
+            going = staying(over)
+            numbers = [numbers[b] for b in going]
+            sentences = torch.tensor(going, device=parents_BW.device).long()
+            limits, beams = limits.select(sentences), beams.select(sentences)
+            rows.keep_sentences(sentences)
     return [sorted(hypotheses, reverse=True)[: options.n_best] or [IMPOSSIBLE] for hypotheses in done]
+
+
+def staying(over: Sequence[bool]) -> list[int]:
+    """The places of those that are not over: as few as possible move, the last ones into the gaps."""
+    count = len(over) - sum(over)
+    last = [place for place in range(count, len(over)) if not over[place]]
+    return [place if not over[place] else last.pop() for place in range(count)]
 
 
 @dataclass

@@ -371,7 +371,7 @@ def pick_precision(name: str, device: torch.device) -> Precision:
     if name not in PRECISIONS:
         raise ConfigError(f"--precision {name} is not known; give auto, {', '.join(PRECISIONS)}.")
     if name == "int8" and not (device.type == "cpu" and int8_works()):
-        raise ConfigError("--precision int8 needs a CPU with AVX2 and a torch with oneDNN; give auto, fp32 or bf16.")
+        raise ConfigError("--precision int8 needs an x86 CPU, and a torch with FBGEMM; give auto, fp32 or bf16.")
     return cast(Precision, name)
 
 

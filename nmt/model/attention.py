@@ -2,7 +2,8 @@
 
 Two kernels give the same numbers: `attend_fused`, PyTorch's (SDPA, which picks flash where the hardware has it), and
 `attend_plain`, matrix products that also return the weights. `attend` takes the faster one by a fixed rule. Boolean
-masks are `*_keep`, True = may attend. A query that may attend to nothing gets zeros from both.
+masks are `*_keep`, True = may attend. A query that may attend to nothing gets zeros from both. While decoding, masks
+are `*_bias`: numbers made once for all layers (see `as_bias`) that are added to the scores.
 
 Shapes: B batch, Q queries, S keys, T target, D d_model, H heads, K head dim, W prefixes of a sentence (the beam).
 """
@@ -31,7 +32,8 @@ def attend(
     """softmax(q k^T / sqrt(K)) v (Vaswani et al. 2017, equation 1).
 
     Args:
-        keep: bool, broadcastable to (B, H, Q, S); not together with `causal`, so that flash can run.
+        keep: bool, or what `as_bias` made of it, broadcastable to (B, H, Q, S); not together with `causal`, so that
+            flash can run.
         causal: query t sees keys 0 … t; Q = S.
         dropout: probability of each weight to be dropped.
     Returns: (B, H, Q, K); zeros for a query without any key, which SDPA promises since torch 2.5.
@@ -82,19 +84,28 @@ def attend_plain(
     dropout: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
     """`attend` by matrix products. Returns: output (B, H, Q, K) and weights before dropout (B, H, Q, S)."""
-    scores_BHQS = (q_BHQK / math.sqrt(q_BHQK.shape[-1])) @ k_BHSK.transpose(-2, -1)  # the smaller of the two scaled
+    scale = 1 / math.sqrt(q_BHQK.shape[-1])
+    if keep is not None and keep.is_floating_point():
+        weights_BHQS = torch.add(keep, q_BHQK @ k_BHSK.transpose(-2, -1), alpha=scale).softmax(-1)
+        return weights_BHQS @ v_BHSK, weights_BHQS
+    scores_BHQS = (q_BHQK * scale) @ k_BHSK.transpose(-2, -1)  # the smaller of the two scaled
     if causal:
         assert keep is None, "causal goes without keep"
         keep = torch.ones(scores_BHQS.shape[-2:], dtype=torch.bool, device=q_BHQK.device).tril()
     if keep is not None:
-        # Added, which is cheaper than filling. Half of the lowest number instead of -inf: it cannot overflow, and a row
-        # without any key then has a defined softmax and gradient, which are zeroed.
-        floor = torch.finfo(scores_BHQS.dtype).min / 2
-        scores_BHQS = scores_BHQS + torch.zeros_like(keep, dtype=scores_BHQS.dtype).masked_fill_(~keep, floor)
+        scores_BHQS = scores_BHQS + as_bias(keep, scores_BHQS.dtype)  # which is cheaper than filling
     weights_BHQS = scores_BHQS.softmax(-1)
     if keep is not None and not causal:
         weights_BHQS = weights_BHQS * keep.any(-1, keepdim=True)
     return drop(weights_BHQS, dropout) @ v_BHSK, weights_BHQS
+
+
+def as_bias(keep: Tensor, dtype: torch.dtype) -> Tensor:
+    """A boolean mask as numbers to be added to scores: 0, or half of the lowest number.
+
+    Not -inf: half of the lowest number cannot overflow, and a row without any key has a defined softmax and gradient.
+    """
+    return torch.zeros_like(keep, dtype=dtype).masked_fill_(~keep, torch.finfo(dtype).min / 2)
 
 
 class _Attention(nn.Module):
@@ -136,15 +147,15 @@ class SelfAttention(_Attention):
         q, k, v = self._project(x_BQD)
         return self._mix(q, (k, v), keep, causal)
 
-    def step(self, x_BWD: Tensor, cache: LayerCache, keep: Tensor | None) -> Tensor:
+    def step(self, x_BWD: Tensor, cache: LayerCache, bias: Tensor | None) -> Tensor:
         """The newest position of each prefix, over itself and what is cached of its sentence.
 
         Args:
-            keep: bool (B, 1, W, cached positions): those that are of the prefix; None if all are.
+            bias: (B, 1, W, cached positions): which of them are of the prefix; None if all are.
         Shape: (B, W, D) to (B, W, D).
         """
         q, k, v = self._project(x_BWD)
-        return self._mix(q, cache.append(k, v), keep)
+        return self._mix(q, cache.append(k, v), bias)
 
     def _project(self, x_BQD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x_BQD).chunk(3, dim=-1)
@@ -167,7 +178,7 @@ class CrossAttention(_Attention):
     def forward(self, x_BQD: Tensor, key_value: KeyValue, keep: Tensor | None = None) -> Tensor:
         """Attend over the memory, from Q positions, or from the newest position of Q prefixes.
 
-        Shape: (B, Q, D) to (B, Q, D). `keep`: bool (B, 1, 1, S).
+        Shape: (B, Q, D) to (B, Q, D). `keep`: bool, or a bias, (B, 1, 1, S).
         """
         return self._mix(self._split(self.q(x_BQD)), key_value, keep)
 

@@ -4,6 +4,7 @@
 why a line's translation in `int8` depends on the line alone.
 """
 
+import warnings
 from typing import Literal, get_args
 
 import torch
@@ -16,6 +17,7 @@ Precision = Literal["fp32", "bf16", "fp16", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
+_ENGINE = "fbgemm"
 _MOST_INPUT, _MOST_WEIGHT = 127, 63
 _ZERO = 128  # what stands for 0 in an input of unsigned bytes
 
@@ -30,8 +32,8 @@ def default_precision(device: torch.device) -> Precision:
 
 
 def int8_works() -> bool:
-    """Whether this build of torch multiplies bytes with its own packed weights (oneDNN, x86)."""
-    return bool(torch._C._has_mkldnn and torch.cpu._is_avx2_supported())
+    """Whether this build of torch multiplies bytes (by FBGEMM, on x86)."""
+    return _ENGINE in torch.backends.quantized.supported_engines and hasattr(torch, "quantize_per_channel")
 
 
 @torch.no_grad()
@@ -87,34 +89,40 @@ class Int8Linear(nn.Module):
         super().__init__()
         self.out_features = linear.out_features
         weight = linear.weight.detach().float()
-        scale_O = weight.abs().amax(1).clamp_(min=torch.finfo(torch.float32).tiny) / _MOST_WEIGHT
-        whole = (weight / scale_O[:, None]).round().to(torch.int8)
-        self._weight = torch.ops.onednn.qlinear_prepack(whole, None)
-        self._scale_O, self._zeros_O = scale_O, torch.zeros(len(scale_O), dtype=torch.int64)
+        scale_O = _at_least_tiny(weight.abs().amax(1)) / _MOST_WEIGHT
+        self._weight = _pack_bytes(weight, scale_O)
         self._bias = None if linear.bias is None else linear.bias.detach()
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape: (..., in) to (..., out), fp32."""
         x_NI = x.flatten(0, -2)
-        scale_N1 = x_NI.abs().amax(1, keepdim=True).clamp_(min=torch.finfo(torch.float32).tiny) / _MOST_INPUT
-        bytes_NI = (x_NI / scale_N1).round_().to(torch.int8).view(torch.uint8).bitwise_xor_(_ZERO)
-        product_NO = torch.ops.onednn.qlinear_pointwise(
-            bytes_NI,
-            1.0,
-            _ZERO,
-            self._weight,
-            self._scale_O,
-            self._zeros_O,
-            None,
-            1.0,
-            0,
-            torch.float32,
-            "none",
-            [],
-            "",
+        largest_N1 = torch.maximum(x_NI.amax(1, keepdim=True), -x_NI.amin(1, keepdim=True))
+        scale_N1 = _at_least_tiny(largest_N1) / _MOST_INPUT
+        scaled_NI = x_NI * scale_N1.reciprocal()
+        # Rounds its input to bytes, multiplies, and scales the sums by the weights' scales.
+        product_NO = torch.ops.quantized.linear_with_input_q_dq_qweight_dq_output_fp32(
+            scaled_NI, 1.0, _ZERO, self._weight
         )
         y_NO = product_NO.mul_(scale_N1) if self._bias is None else torch.addcmul(self._bias, product_NO, scale_N1)
         return y_NO.view(*x.shape[:-1], self.out_features)
+
+
+def _at_least_tiny(x: Tensor) -> Tensor:
+    return x.clamp_(min=torch.finfo(torch.float32).tiny)
+
+
+def _pack_bytes(weight_OI: Tensor, scale_O: Tensor) -> object:
+    """The weight as bytes, laid out as FBGEMM wants it."""
+    engine = torch.backends.quantized.engine
+    zeros_O = torch.zeros(len(scale_O), dtype=torch.int64)
+    torch.backends.quantized.engine = _ENGINE
+    try:
+        with warnings.catch_warnings():  # of torch >= 2.13, which will take these types away one day
+            warnings.simplefilter("ignore")
+            whole_OI = torch.quantize_per_channel(weight_OI, scale_O.double(), zeros_O, 0, torch.qint8)
+            return torch.ops.quantized.linear_prepack(whole_OI, None)
+    finally:
+        torch.backends.quantized.engine = engine
 
 
 class FixedRows(nn.Module):

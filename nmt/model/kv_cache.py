@@ -29,22 +29,25 @@ class LayerCache:
         if self._buffer is None or self.length == self._buffer.shape[3]:
             self._grow(k_BHWK)
         assert self._buffer is not None
-        written = self._buffer[:, :, :, self.length, : k_BHWK.shape[2]]
-        written[0], written[1] = k_BHWK, v_BHWK
+        prefixes = k_BHWK.shape[2]
+        position = self._buffer[:, :, :, self.length]
+        position[0, :, :, :prefixes], position[1, :, :, :prefixes] = k_BHWK, v_BHWK
+        position[:, :, :, prefixes:] = 0  # attention gives them a weight of 0, which must not meet NaN
         self.length += 1
         keys, values = self._buffer[:, :, :, : self.length].flatten(3, 4)
         return keys, values
 
-    def keep_sentences(self, sentences: Tensor) -> None:
-        """Go on with `sentences` alone."""
+    def keep_sentences(self, sentences: Tensor, moved: Tensor) -> None:
+        """Go on with `sentences` alone; `moved` are the places that hold another one than before."""
         if self._buffer is not None:
-            self._buffer = self._buffer.index_select(1, sentences)
+            for filled in self._buffer[:, :, :, : self.length]:
+                _keep(filled, sentences, moved)
+            self._buffer = self._buffer[:, : len(sentences)]
 
     def _grow(self, like_BHWK: Tensor) -> None:
         batch, heads, _, head_dim = like_BHWK.shape
         capacity = _FIRST_CAPACITY if self._buffer is None else 2 * self._buffer.shape[3]
-        # Zeros, for slots that are never written are multiplied by a weight of 0.
-        grown = like_BHWK.new_zeros(2, batch, heads, capacity, self._width, head_dim)
+        grown = like_BHWK.new_empty(2, batch, heads, capacity, self._width, head_dim)
         if self._buffer is not None:
             grown[:, :, :, : self.length] = self._buffer
         self._buffer = grown
@@ -56,7 +59,7 @@ class DecoderState:
 
     Attributes:
         cross: each layer's projected memory; the prefixes of a sentence share it.
-        memory_keep: bool (B, 1, 1, S), or None if nothing is padded.
+        memory_bias: (B, 1, 1, S), which masks padding; None if nothing is padded.
         layers: each layer's self-attention cache.
         width: the most prefixes a sentence will have.
         step: positions decoded so far.
@@ -64,14 +67,17 @@ class DecoderState:
     """
 
     cross: list[KeyValue]
-    memory_keep: Tensor | None
+    memory_bias: Tensor | None
     layers: list[LayerCache]
     width: int
     step: int = 0
     slots_BWT: Tensor | None = None
 
     def advance(self, tokens_BW: Tensor) -> Tensor | None:
-        """Give the next position of every prefix a slot. Returns: bool (B, 1, W, T * width), who may see which slot."""
+        """Give the next position of every prefix a slot.
+
+        Returns: bool (B, 1, W, T * width), which slots are of the prefix; None if there is one prefix a sentence.
+        """
         batch, prefixes = tokens_BW.shape
         newest_BW1 = torch.arange(prefixes, device=tokens_BW.device).expand(batch, -1)[..., None]
         earlier = [] if self.slots_BWT is None else [self.slots_BWT]
@@ -88,11 +94,18 @@ class DecoderState:
         self.slots_BWT = self.slots_BWT.gather(1, parents_BW[..., None].expand(-1, -1, self.step))
 
     def keep_sentences(self, sentences: Tensor) -> None:
-        """Go on with `sentences` alone."""
-        self.cross = [(k.index_select(0, sentences), v.index_select(0, sentences)) for k, v in self.cross]
-        if self.memory_keep is not None:
-            self.memory_keep = self.memory_keep.index_select(0, sentences)
+        """Go on with `sentences` alone, in that order. Those that stay where they are are not copied."""
+        moved = (sentences != torch.arange(len(sentences), device=sentences.device)).nonzero()[:, 0]
+        self.cross = [(_keep(k, sentences, moved), _keep(v, sentences, moved)) for k, v in self.cross]
+        if self.memory_bias is not None:
+            self.memory_bias = _keep(self.memory_bias, sentences, moved)
         if self.slots_BWT is not None:
-            self.slots_BWT = self.slots_BWT.index_select(0, sentences)
+            self.slots_BWT = _keep(self.slots_BWT, sentences, moved)
         for layer in self.layers:
-            layer.keep_sentences(sentences)
+            layer.keep_sentences(sentences, moved)
+
+
+def _keep(rows: Tensor, kept: Tensor, moved: Tensor) -> Tensor:
+    """The rows numbered `kept`, written over the first ones; only the places `moved` change."""
+    rows[moved] = rows[kept[moved]]
+    return rows[: len(kept)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nmt.config import ModelConfig
-from nmt.model.attention import CrossAttention, SelfAttention
+from nmt.model.attention import CrossAttention, SelfAttention, as_bias
 from nmt.model.compiled import Region, compiled
 from nmt.model.dropout import Dropout
 from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache
@@ -89,19 +89,19 @@ class DecoderLayer(nn.Module):
         cross: KeyValue,
         memory_keep: Tensor | None,
         cache: LayerCache | None = None,
-        cache_keep: Tensor | None = None,
+        cache_bias: Tensor | None = None,
     ) -> Tensor:
         """All T positions at once, or with `cache` the newest one of every prefix: (B, W, D) to (B, W, D).
 
-        Shape: (B, T, D) to (B, T, D). `cache_keep`: bool (B, 1, W, cached positions).
+        Shape: (B, T, D) to (B, T, D). `memory_keep`: bool, or a bias. `cache_bias`: (B, 1, W, cached positions).
         """
         if self.pre_norm:
-            x_BTD = x_BTD + self.dropout(self._attend_self(self.self_attention_norm(x_BTD), cache, cache_keep))
+            x_BTD = x_BTD + self.dropout(self._attend_self(self.self_attention_norm(x_BTD), cache, cache_bias))
             normed_BTD = self.cross_attention_norm(x_BTD)
             x_BTD = x_BTD + self.dropout(self.cross_attention(normed_BTD, cross, memory_keep))
             x_BTD = x_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTD)))
             return x_BTD
-        x_BTD = self.self_attention_norm(x_BTD + self.dropout(self._attend_self(x_BTD, cache, cache_keep)))
+        x_BTD = self.self_attention_norm(x_BTD + self.dropout(self._attend_self(x_BTD, cache, cache_bias)))
         x_BTD = self.cross_attention_norm(x_BTD + self.dropout(self.cross_attention(x_BTD, cross, memory_keep)))
         normed: Tensor = self.feed_forward_norm(x_BTD + self.dropout(self.feed_forward(x_BTD)))
         return normed
@@ -110,9 +110,9 @@ class DecoderLayer(nn.Module):
         """All T positions at once, given the encoder's output. Shape: (B, T, D) to (B, T, D)."""
         return self.forward(x_BTD, self.cross_attention.project_memory(memory_BSD), memory_keep)
 
-    def _attend_self(self, x_BTD: Tensor, cache: LayerCache | None, cache_keep: Tensor | None) -> Tensor:
+    def _attend_self(self, x_BTD: Tensor, cache: LayerCache | None, cache_bias: Tensor | None) -> Tensor:
         if cache is not None:
-            return self.self_attention.step(x_BTD, cache, cache_keep)
+            return self.self_attention.step(x_BTD, cache, cache_bias)
         attended: Tensor = self.self_attention(x_BTD, causal=True)
         return attended
 
@@ -177,9 +177,10 @@ class Transformer(nn.Module):
             width: the most prefixes a sentence will have.
         """
         memory_BSD = self.encode(src_BS, src_keep_BS)
+        projected = [layer.cross_attention.project_memory(memory_BSD) for layer in self._decoder_layers()]
         return DecoderState(
-            cross=[layer.cross_attention.project_memory(memory_BSD) for layer in self._decoder_layers()],
-            memory_keep=None if src_keep_BS is None else src_keep_BS[:, None, None],
+            cross=[(k.contiguous(), v.contiguous()) for k, v in projected],  # which are read at every step
+            memory_bias=None if src_keep_BS is None else as_bias(src_keep_BS[:, None, None], memory_BSD.dtype),
             layers=[LayerCache(width) for _ in self.decoder],
             width=width,
         )
@@ -188,8 +189,9 @@ class Transformer(nn.Module):
         """Feed the newest token of every prefix, move `state` on by one position. Shape: logits (B, W, V)."""
         x_BWD = self._embed(self.tgt_embedding, tokens_BW, state.step, positions=1)
         cache_keep = state.advance(tokens_BW)
+        cache_bias = None if cache_keep is None else as_bias(cache_keep, x_BWD.dtype)
         for layer, cross, cache in zip(self.decoder, state.cross, state.layers, strict=True):
-            x_BWD = layer(x_BWD, cross, state.memory_keep, cache, cache_keep)
+            x_BWD = layer(x_BWD, cross, state.memory_bias, cache, cache_bias)
         logits_BWV: Tensor = self.output(self.decoder_norm(x_BWD))
         return logits_BWV
 
