@@ -25,7 +25,7 @@ from nmt.decoding.paths import Sampling, greedy_search, sample
 from nmt.decoding.search import Hypothesis, beam_search
 from nmt.errors import ConfigError
 from nmt.model.attention import record_attention
-from nmt.model.inference import PRECISIONS, Precision, default_precision, int8_works, prepare
+from nmt.model.inference import PRECISIONS, FixedRows, Precision, default_precision, has_fixed_rows, int8_works, prepare
 from nmt.model.kv_cache import DecoderState
 from nmt.model.memory import is_out_of_memory, keep_freed_pages
 from nmt.model.transformer import Transformer
@@ -35,7 +35,9 @@ Found = list[list[Hypothesis]]  # of each sentence, best first
 Find = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]] | None], Found]  # from source ids and target ids
 
 WINDOW_LINES = 2048  # of a stream, translated together, sorted by length
-_WIDTH_STEP = 8  # sources are padded to a multiple of it
+# Sources are padded to a multiple of 8, and to 16 at least: attention's sums then have the same bits at every width, with
+# a mask that is there even if nothing is padded (found by trial, on CPUs with AVX2; `make bench-invariance`).
+_WIDTH_STEP, _LEAST_WIDTH = 8, 16
 _FEWEST_LINES = 8  # in a batch that is made smaller so that every worker has one
 
 
@@ -60,7 +62,7 @@ class Translator:
         device: "auto", "cpu", "cuda" or "mps" (used for a path; a Bundle stays where it is).
         precision: fp32, bf16, fp16 or int8; "auto" is the device's default (see `default_precision`). A Bundle that is
             given is used as it is, and is not prepared.
-        deterministic: scores are equal to the bit whatever else is in the batch.
+        deterministic: scores are equal to the bit whatever else is in the batch, in fp32 too.
         decoding: keys of the bundle's `[decoding]` to be changed; None leaves a key as it is.
         num_workers: threads, or GPUs, that work on batches of their own; 0: one for each CPU core, or each GPU.
         batch_rows: search rows (lines times beam) decoded together at most.
@@ -99,7 +101,8 @@ class Translator:
             repetition_penalty=self.decoding.repetition_penalty,
         )
         self._width = self.options.n_best if self.decoding.sample else self.options.beam_size
-        self._batch_rows, self._batch_tokens, self._deterministic = batch_rows, batch_tokens, deterministic
+        self._batch_rows, self._batch_tokens = batch_rows, batch_tokens
+        self._fixed_rows = isinstance(self.bundle.model.output, FixedRows)
         self._workers = _Workers([bundle.model for bundle in bundles], num_workers)
 
     @staticmethod
@@ -111,7 +114,7 @@ class Translator:
         bundle = Bundle.load(model, place)
         if place.type == "cpu":
             keep_freed_pages()
-        prepare(bundle.model, chosen, deterministic)
+        prepare(bundle.model, chosen, has_fixed_rows(chosen, deterministic))
         return bundle
 
     def translate(self, lines: Sequence[str], before_batch: Callable[[], None] = lambda: None) -> list[str]:
@@ -225,7 +228,7 @@ class Translator:
     def _batches(self, encoded: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
         """Lines of similar length, by their places, the longest first: a batch is cut where it would be too large.
 
-        In the deterministic mode also where the width changes, since attention's sums depend on it.
+        Where matrix products have fixed rows, also where the width changes, since attention's sums depend on it.
         """
         fair_share = -(-len(encoded) // self._workers.count)
         most_lines = min(max(1, self._batch_rows // self._width), max(_FEWEST_LINES, fair_share))
@@ -235,7 +238,7 @@ class Translator:
             width = _padded_width(len(encoded[place]))
             rows = (len(batch) + 1) * self._width
             too_large = len(batch) == most_lines or rows * widest > self._batch_tokens
-            if batch and (too_large or (self._deterministic and width != widest)):
+            if batch and (too_large or (self._fixed_rows and width != widest)):
                 yield batch
                 batch = []
             widest = width if not batch else widest
@@ -265,11 +268,12 @@ class ModelRows:
         self.device = next(models[0].parameters()).device
         keep_BS = torch.arange(src_BS.shape[1]) < torch.tensor(lengths).long()[:, None]
         self._keep_BS = keep_BS.to(self.device)
-        mask = None if keep_BS.all() else self._keep_BS
         self._models, self._attends = models, attends
         self._attention: list[Tensor] = []
         with torch.inference_mode():
-            self._states: list[DecoderState] = [model.prefill(src_BS.to(self.device), mask, width) for model in models]
+            self._states: list[DecoderState] = [
+                model.prefill(src_BS.to(self.device), self._keep_BS, width) for model in models
+            ]
 
     def step(self, tokens_BW: Tensor) -> Tensor:
         """See `search.Rows`."""
@@ -345,7 +349,7 @@ class _Workers:
 
 
 def _padded_width(length: int) -> int:
-    return -(-length // _WIDTH_STEP) * _WIDTH_STEP
+    return max(_LEAST_WIDTH, -(-length // _WIDTH_STEP) * _WIDTH_STEP)
 
 
 def _seed(seed: int, ids: Sequence[int]) -> int:

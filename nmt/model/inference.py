@@ -21,7 +21,7 @@ _ENGINE = "fbgemm"
 _MOST_INPUT, _MOST_WEIGHT = 127, 63
 _ZERO = 128  # what stands for 0 in an input of unsigned bytes
 
-FIXED_ROWS = 64  # of every matrix product in the deterministic mode
+FIXED_ROWS = 64  # of every matrix product, where its result must not depend on how many rows there are
 
 
 def default_precision(device: torch.device) -> Precision:
@@ -36,31 +36,34 @@ def int8_works() -> bool:
     return _ENGINE in torch.backends.quantized.supported_engines and hasattr(torch, "quantize_per_channel")
 
 
+def has_fixed_rows(precision: Precision, deterministic: bool) -> bool:
+    """Whether matrix products are to have one number of rows.
+
+    In 8 bits they are exact anyway. In fp32 the number of rows changes the last bits, which changes no translation but
+    where it is asked for; in half precision it would change many.
+    """
+    return precision in _HALF or (deterministic and precision != "int8")
+
+
 @torch.no_grad()
-def prepare(model: Transformer, precision: Precision, deterministic: bool = False) -> None:
+def prepare(model: Transformer, precision: Precision, fixed_rows: bool = False) -> None:
     """Replace the linear layers of `model`, which can then translate but not be trained.
 
     Args:
-        deterministic: every matrix product gets FIXED_ROWS rows, so that a row's result cannot depend on how many
-            there are.
+        fixed_rows: every matrix product gets FIXED_ROWS rows, so that a row's result cannot depend on how many there
+            are.
     """
     model.requires_grad_(False)
     if precision in _HALF:
         model.to(_HALF[precision])
-    packed = next(model.parameters()).device.type == "cpu" and precision in ("fp32", "int8")
-    parents = [
-        (parent, name) for parent in model.modules() for name, child in parent.named_children() if is_linear(child)
-    ]
-    for parent, name in parents:
-        layer = getattr(parent, name)
-        if packed:
-            layer = Int8Linear(layer) if precision == "int8" else PackedLinear(layer)
-        setattr(parent, name, FixedRows(layer) if deterministic and precision != "int8" else layer)
-
-
-def is_linear(module: nn.Module) -> bool:
-    """Whether it is a layer that `prepare` replaces."""
-    return type(module) is nn.Linear
+    on_cpu = next(model.parameters()).device.type == "cpu"
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if type(child) is nn.Linear:
+                layer: nn.Module = child
+                if on_cpu and precision in ("fp32", "int8"):
+                    layer = Int8Linear(child) if precision == "int8" else PackedLinear(child)
+                setattr(parent, name, FixedRows(layer) if fixed_rows else layer)
 
 
 class PackedLinear(nn.Module):
