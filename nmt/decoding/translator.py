@@ -36,7 +36,7 @@ Find = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]] | None], Found
 
 WINDOW_LINES = 2048  # of a stream, translated together, sorted by length
 # Sources are padded to a multiple of 8, and to 16 at least. Attention's sums then have the same bits at every width,
-# with a mask that is there even if nothing is padded: found by trial on a CPU with AVX2, watched by `make bench-invariance`.
+# with a mask that is there even if nothing is padded: found by trial with AVX2, watched by `make bench-invariance`.
 _WIDTH_STEP, _LEAST_WIDTH = 8, 16
 _FEWEST_LINES = 8  # in a batch that is made smaller so that every worker has one
 
