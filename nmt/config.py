@@ -115,8 +115,9 @@ class ModelConfig(Section):
     num_heads: int = Field(default=8, ge=1, le=256)
     d_ff: int = Field(default=2048, ge=1, le=65536)
     norm: Literal["pre", "post"] = "pre"
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
     tied_embeddings: Literal["none", "decoder", "all"] = "all"  # decoder: target embedding = output layer
+    output_bias: bool = False  # of the output layer; models of other programs may have one
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)  # on every residual branch
     embedding_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # on attention weights
@@ -218,7 +219,8 @@ class DecodingConfig(Section):
     """`[decoding]`: the defaults that the bundle carries; the command line wins."""
 
     beam_size: int = Field(default=4, ge=1, le=1000)
-    length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)  # GNMT's alpha; 0: plain log-probability
+    length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)  # alpha; 0: plain log-probability
+    length_penalty_type: Literal["gnmt", "power"] = "gnmt"  # ((5 + length) / 6)^alpha, or length^alpha
     max_length_ratio: float = Field(default=2.0, gt=0.0, le=100.0)  # target pieces <= ratio * source pieces + extra
     max_length_extra: int = Field(default=20, ge=1, le=10_000)
     min_length: int = Field(default=1, ge=0, le=1000)  # pieces before the end may come
