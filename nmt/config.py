@@ -216,14 +216,44 @@ class ValidationConfig(Section):
 
 
 class DecodingConfig(Section):
-    """`[decoding]`: the defaults that the bundle carries; the command line wins."""
+    """`[decoding]`: the defaults that the bundle carries; the command line wins. Lengths are in pieces, without EOS."""
 
-    beam_size: int = Field(default=4, ge=1, le=1000)
+    beam_size: int = Field(default=4, ge=1, le=1000)  # 1: greedy
+    n_best: int = Field(default=1, ge=1, le=1000)  # translations found a line
     length_penalty: float = Field(default=0.6, ge=0.0, le=10.0)  # alpha; 0: plain log-probability
-    length_penalty_type: Literal["gnmt", "power"] = "gnmt"  # ((5 + length) / 6)^alpha, or length^alpha
-    max_length_ratio: float = Field(default=2.0, gt=0.0, le=100.0)  # target pieces <= ratio * source pieces + extra
+    length_penalty_type: Literal["gnmt", "power"] = "gnmt"  # ((5 + length) / 6) ** alpha, or length ** alpha
+    coverage_penalty: float = Field(default=0.0, ge=0.0, le=10.0)  # GNMT's beta
+    max_length_ratio: float = Field(default=2.0, gt=0.0, le=100.0)  # target <= ratio * source + extra
     max_length_extra: int = Field(default=20, ge=1, le=10_000)
-    min_length: int = Field(default=1, ge=0, le=1000)  # pieces before the end may come
+    max_length: int = Field(default=10_000, ge=1, le=100_000)  # target, whatever the source
+    min_length: int = Field(default=1, ge=0, le=1000)  # before the end may come
+    min_length_ratio: float = Field(default=0.0, ge=0.0, le=100.0)  # of the source
+    no_repeat_ngram: int = Field(default=0, ge=0, le=100)  # 0: n-grams may come again
+    repetition_penalty: float = Field(default=1.0, gt=0.0, le=100.0)
+    sample: bool = False  # draw instead of searching
+    temperature: float = Field(default=1.0, gt=0.0, le=100.0)
+    top_k: int = Field(default=0, ge=0, le=1_000_000)  # 0: all
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    seed: int = Field(default=1, ge=0, le=2**31 - 1)
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> Self:
+        if not self.sample and self.n_best > self.beam_size:
+            raise ValueError(f"n_best = {self.n_best} needs a beam_size of at least that, not {self.beam_size}")
+        if not self.sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
+            raise ValueError("temperature, top_k and top_p are for sample = true")
+        return self
+
+    def changed(self, **keys: object) -> "DecodingConfig":
+        """A copy with other values; None leaves a key as it is. Raises: ConfigError."""
+        given = {key: value for key, value in keys.items() if value is not None}
+        try:
+            return DecodingConfig.model_validate({**self.model_dump(), **given})
+        except ValidationError as error:
+            problem = error.errors()[0]
+            key = ".".join(map(str, problem["loc"]))
+            message = problem["msg"].removeprefix("Value error, ")
+            raise ConfigError(f"{key} = {given.get(key)}: {message}." if key else f"{message}.") from None
 
 
 class Config(Section):

@@ -51,7 +51,8 @@ def evaluate(
         from nmt.decoding.translator import Translator
 
         use_threads(threads)
-        translator = Translator(model, device=device, beam_size=beam_size, length_penalty=length_penalty)
+        decoding = {"beam_size": beam_size, "length_penalty": length_penalty}
+        translator = Translator(model, device=device, decoding=decoding)
         languages = f"{translator.bundle.config.src_lang}-{translator.bundle.config.tgt_lang}"
         if langpair is not None and langpair != languages:
             raise ConfigError(f"The model translates {languages}, the test set is {langpair}.")

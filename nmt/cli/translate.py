@@ -25,7 +25,8 @@ def translate(
 
     stream = open_text(input) if input is not None else sys.stdin.buffer
     use_threads(threads)
-    translator = Translator(model, device=device, beam_size=beam_size, length_penalty=length_penalty)
+    decoding = {"beam_size": beam_size, "length_penalty": length_penalty}
+    translator = Translator(model, device=device, decoding=decoding)
     notes = LineNotes()
     for window in windows(read_lines(stream, notes), WINDOW_LINES):
         lines = translator.translate(window)

@@ -1,6 +1,6 @@
-"""Greedy and beam search over token ids.
+"""Beam search over token ids.
 
-The search knows neither text nor model: it calls `step(tokens_N) -> logits (N, V)` and tells `state` which rows go on.
+The search knows neither text nor model: it calls `rows.step(tokens) -> logits` and tells `rows` which prefixes go on.
 Every hypothesis ends with EOS, which is forced at the length limit, so its score is that of force-decoding it.
 
 Beam search keeps, for each sentence, the best `beam_size` unfinished prefixes. A finished hypothesis is taken when it
@@ -8,47 +8,35 @@ ranks among the best `beam_size` continuations. A sentence is done when it has `
 no unfinished prefix can still win: log-probabilities only fall, so a prefix's score is bounded by its log-probability
 over the largest length penalty. Sentences that are done leave the batch.
 
-Shapes: B sentences still searched, W prefixes a sentence, N = B * W rows, V vocabulary, C candidates, T tokens so far.
+Shapes: B sentences still searched, W prefixes a sentence, V vocabulary, C candidates, T tokens so far, S source.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-Step = Callable[[Tensor], Tensor]
+from nmt.decoding.constraints import allow
+from nmt.decoding.options import Limits, SearchOptions
 
 
-class RowState(Protocol):
-    """What the step function remembers of each row. All numbers are of the rows and sentences before the call."""
+class Rows(Protocol):
+    """The model's side of a search: the prefixes of each sentence, and what it remembers of them."""
 
-    def reorder(self, rows_N: Tensor) -> None:
-        """Row i goes on from row rows_N[i], of the same sentence; after the first step there are more rows."""
+    def step(self, tokens_BW: Tensor) -> Tensor:
+        """Feed the newest token of every prefix. Returns: logits (B, W, V) of the next, which the search may change."""
 
-    def keep_sentences(self, sentences: Tensor, rows: Tensor) -> None:
-        """Go on with `sentences` alone; row i goes on from row rows[i]."""
+    def attention(self) -> Tensor:
+        """What the last step looked at: weights (B, W, S) that sum to 1, and 1 where the source is padded."""
 
+    def reorder(self, parents_BW: Tensor) -> None:
+        """Prefix w of sentence b goes on from prefix parents_BW[b, w]; after the first step there are more."""
 
-@dataclass(frozen=True)
-class SearchOptions:
-    """How to search.
-
-    Attributes:
-        length_penalty: alpha of GNMT (Wu et al. 2016, equation 14); 0 ranks by plain log-probability.
-        min_length: tokens before EOS is allowed.
-        n_best: hypotheses wanted a sentence.
-    """
-
-    bos: int
-    eos: int
-    banned: tuple[int, ...] = ()  # never generated
-    beam_size: int = 4
-    length_penalty: float = 0.6
-    min_length: int = 1
-    n_best: int = 1
+    def keep_sentences(self, sentences: Tensor) -> None:
+        """Go on with `sentences` alone."""
 
 
 @dataclass(frozen=True, order=True)
@@ -56,86 +44,60 @@ class Hypothesis:
     """A finished translation.
 
     Attributes:
-        score: log-probability / length penalty; decides the order.
+        score: log-probability / length penalty + coverage penalty; decides the order.
         log_prob: natural log-probability of ids and EOS.
         ids: tokens without BOS and EOS.
+        token_log_probs: of each id and of EOS; they sum to log_prob.
     """
 
     score: float
     log_prob: float
     ids: tuple[int, ...]
+    token_log_probs: tuple[float, ...] = ()
 
 
 IMPOSSIBLE = Hypothesis(-math.inf, -math.inf, ())  # stands in where the model gives every ending probability 0 or NaN
 
-
-def length_penalty(length: int, alpha: float) -> float:
-    """GNMT's ((5 + length) / 6) ** alpha; `length` counts EOS."""
-    return float(((5 + length) / 6) ** alpha)
+LEAVE_SHARE = 8  # sentences that are done leave when they are one in so many: leaving copies all caches
 
 
-def _score_dtype(like: Tensor) -> torch.dtype:
+def length_penalty(length: int, options: SearchOptions) -> float:
+    """What a log-probability is divided by; `length` counts EOS."""
+    base = length if options.length_penalty_type == "power" else (5 + length) / 6
+    return float(base**options.length_penalty)
+
+
+def score_dtype(device: torch.device) -> torch.dtype:
     """Sums of log-probabilities are kept in float64, where the device has it."""
-    return torch.float32 if like.device.type == "mps" else torch.float64
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 @torch.inference_mode()
-def greedy_search(step: Step, state: RowState, max_lengths: Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
-    """The likeliest token at every step. `max_lengths`: int64 (B,), tokens a sentence, EOS included."""
-    done: list[list[Hypothesis]] = [[] for _ in max_lengths]
-    numbers = list(range(len(max_lengths)))  # of the sentences still searched
-    tokens_B = torch.full_like(max_lengths, options.bos)
-    history_BT = max_lengths.new_zeros(len(max_lengths), 0)
-    log_probs_B = torch.zeros(len(max_lengths), dtype=_score_dtype(max_lengths), device=max_lengths.device)
+def beam_search(rows: Rows, limits: Limits, options: SearchOptions) -> list[list[Hypothesis]]:
+    """The `n_best` best hypotheses found of each sentence, best first."""
+    done: list[list[Hypothesis]] = [[] for _ in range(len(limits))]
+    numbers = list(range(len(limits)))  # of the sentences in the batch
+    beams = _Beams.start(limits, options)
     while numbers:
-        step_log_probs_BV = _allowed_log_probs(step(tokens_B), history_BT.shape[1] + 1, max_lengths, options)
-        best_B, tokens_B = step_log_probs_BV.max(-1)
-        log_probs_B = log_probs_B + best_B
-        history_BT = torch.cat([history_BT, tokens_B[:, None]], dim=1)
-        # At the limit even if EOS, the only token allowed there, is impossible.
-        ended = ((tokens_B == options.eos) | (history_BT.shape[1] >= max_lengths)).tolist()
-        for row, log_prob in enumerate(log_probs_B.tolist()):
-            if ended[row]:
-                done[numbers[row]].append(_hypothesis(history_BT[row, :-1], log_prob, options))
-        if any(ended):
-            going = torch.tensor([row for row, end in enumerate(ended) if not end], device=tokens_B.device).long()
-            numbers = [numbers[row] for row in going.tolist()]
-            max_lengths, tokens_B, log_probs_B = max_lengths[going], tokens_B[going], log_probs_B[going]
-            history_BT = history_BT[going]
-            state.keep_sentences(going, going)
-    return done
-
-
-@torch.inference_mode()
-def beam_search(step: Step, state: RowState, max_lengths: Tensor, options: SearchOptions) -> list[list[Hypothesis]]:
-    """The `n_best` best hypotheses found a sentence, best first.
-
-    Args:
-        step: feeds one token a row; called with B rows first, then B * W.
-        max_lengths: int64 (B,), tokens a sentence, EOS included.
-    """
-    done: list[list[Hypothesis]] = [[] for _ in max_lengths]
-    numbers = list(range(len(max_lengths)))
-    beams = _Beams.start(max_lengths, options)
-    while numbers:
-        num_rows = beams.scores_BW.numel()
-        candidates = _candidates(step(beams.last_BW.flatten()), beams, max_lengths, options)
+        logits_BWV = rows.step(beams.last_BW)
+        coverage_BWS = None
+        if options.coverage_penalty:
+            coverage_BWS = rows.attention() if beams.coverage_BWS is None else beams.coverage_BWS + rows.attention()
+        beams = replace(beams, coverage_BWS=coverage_BWS)
+        candidates = _candidates(logits_BWV, beams, limits, options)
         _collect_finished(candidates, beams, numbers, done, options)
-        beams, rows_BW = _advance(candidates, beams, options)
-        going = [
-            place
-            for place, (best, longest) in enumerate(
-                zip(beams.scores_BW[:, 0].tolist(), max_lengths.tolist(), strict=True)
-            )
-            if not _is_done(done[numbers[place]], best, longest, options)
-        ]
-        if len(going) < len(numbers):
-            sentences = torch.tensor(going, device=max_lengths.device).long()
-            numbers = [numbers[place] for place in going]
-            max_lengths, beams, rows_BW = max_lengths[sentences], beams.select(sentences), rows_BW[sentences]
-            state.keep_sentences(sentences, rows_BW.flatten())
-        elif not torch.equal(rows_BW.flatten(), torch.arange(num_rows, device=rows_BW.device)):
-            state.reorder(rows_BW.flatten())
+        beams, parents_BW = _advance(candidates, beams, options)
+        longest = limits.max_B.tolist()
+        bests = beams.scores_BW[:, 0].tolist()
+        over = [_is_done(done[number], bests[b], longest[b], options) for b, number in enumerate(numbers)]
+        rows.reorder(parents_BW)
+        if LEAVE_SHARE * sum(over) >= len(numbers):
+            numbers = [number for number, is_over in zip(numbers, over, strict=True) if not is_over]
+            going = torch.tensor([b for b, is_over in enumerate(over) if not is_over], device=parents_BW.device).long()
+            limits, beams = limits.select(going), beams.select(going)
+            rows.keep_sentences(going)
+        elif any(over):  # they stay for a while, and can finish nothing more
+            beams.scores_BW[torch.tensor(over, device=parents_BW.device)] = -torch.inf
     return [sorted(hypotheses, reverse=True)[: options.n_best] or [IMPOSSIBLE] for hypotheses in done]
 
 
@@ -146,15 +108,25 @@ class _Beams:
     scores_BW: Tensor  # log-probabilities; -inf marks an unused place
     last_BW: Tensor  # the newest tokens, at first BOS
     history_BWT: Tensor  # all tokens, without BOS
+    log_probs_BWT: Tensor  # scores_BW after each of them
+    coverage_BWS: Tensor | None = None  # attention so far, summed over T
 
     @classmethod
-    def start(cls, max_lengths: Tensor, options: SearchOptions) -> "_Beams":
-        batch = len(max_lengths)
-        scores_B1 = torch.zeros(batch, 1, dtype=_score_dtype(max_lengths), device=max_lengths.device)
-        return cls(scores_B1, torch.full_like(max_lengths, options.bos)[:, None], max_lengths.new_zeros(batch, 1, 0))
+    def start(cls, limits: Limits, options: SearchOptions) -> "_Beams":
+        batch, like = len(limits), limits.max_B
+        scores_B1 = torch.zeros(batch, 1, dtype=score_dtype(like.device), device=like.device)
+        nothing = like.new_zeros(batch, 1, 0)
+        return cls(scores_B1, like.new_full((batch, 1), options.bos), nothing, nothing.to(scores_B1.dtype))
 
     def select(self, sentences: Tensor) -> "_Beams":
-        return _Beams(self.scores_BW[sentences], self.last_BW[sentences], self.history_BWT[sentences])
+        coverage = None if self.coverage_BWS is None else self.coverage_BWS[sentences]
+        return _Beams(
+            self.scores_BW[sentences],
+            self.last_BW[sentences],
+            self.history_BWT[sentences],
+            self.log_probs_BWT[sentences],
+            coverage,
+        )
 
 
 @dataclass
@@ -166,32 +138,18 @@ class _Candidates:
     tokens_BC: Tensor
 
 
-def _candidates(logits_NV: Tensor, beams: _Beams, max_lengths: Tensor, options: SearchOptions) -> _Candidates:
-    """The 2 * beam_size best continuations: as many may end, and beam_size must go on."""
-    batch, width = beams.scores_BW.shape
-    number = beams.history_BWT.shape[2] + 1
-    log_probs_NV = _allowed_log_probs(logits_NV, number, max_lengths.repeat_interleave(width), options)
-    wanted = 2 * options.beam_size
-    row_scores_NC, row_tokens_NC = log_probs_NV.topk(min(wanted, log_probs_NV.shape[1]), dim=-1)
-    scores = (beams.scores_BW.view(-1, 1) + row_scores_NC).view(batch, -1)
-    scores_BC, places_BC = scores.topk(min(wanted, scores.shape[1]), dim=-1)
-    per_row = row_scores_NC.shape[1]
-    tokens_BC = row_tokens_NC.view(batch, -1).gather(1, places_BC)
-    return _Candidates(scores_BC, places_BC // per_row, tokens_BC)
+def _candidates(logits_BWV: Tensor, beams: _Beams, limits: Limits, options: SearchOptions) -> _Candidates:
+    """The 2 * beam_size best continuations: as many may end, and beam_size must go on.
 
-
-def _allowed_log_probs(logits_NV: Tensor, number: int, max_lengths_N: Tensor, options: SearchOptions) -> Tensor:
-    """Log-probabilities of token `number` (the first is 1), in at least float32; -inf where it is not allowed.
-
-    The model's distribution is normalised over all tokens: a ban takes tokens away and gives the others nothing.
+    The best logits of each prefix are found first, and they alone are normalised.
     """
-    log_probs_NV = logits_NV.to(torch.promote_types(logits_NV.dtype, torch.float32)).log_softmax(-1)
-    log_probs_NV[:, list(options.banned)] = -torch.inf
-    if number <= options.min_length:
-        log_probs_NV[:, options.eos] = log_probs_NV[:, options.eos].where(number >= max_lengths_N, -torch.inf)
-    at_limit = (number >= max_lengths_N)[:, None]
-    not_eos = torch.arange(logits_NV.shape[1], device=logits_NV.device) != options.eos
-    return log_probs_NV.masked_fill_(at_limit & not_eos, -torch.inf)
+    logits_BWV, normaliser_BW = allow(logits_BWV, beams.history_BWT, limits, options)
+    wanted = 2 * options.beam_size
+    logits_BWC, tokens_BWC = logits_BWV.topk(min(wanted, logits_BWV.shape[-1]), dim=-1)
+    log_probs_BWC = (logits_BWC - normaliser_BW[..., None]).to(beams.scores_BW.dtype)
+    scores = (beams.scores_BW[..., None] + log_probs_BWC).flatten(1)
+    scores_BC, places_BC = scores.topk(min(wanted, scores.shape[1]), dim=-1)
+    return _Candidates(scores_BC, places_BC // logits_BWC.shape[-1], tokens_BWC.flatten(1).gather(1, places_BC))
 
 
 def _collect_finished(
@@ -207,33 +165,50 @@ def _collect_finished(
     ends = (candidates.tokens_BC[:, best] == options.eos) & (scores > -torch.inf)
     for place, rank in ends.nonzero().tolist():
         parent = candidates.parents_BC[place, rank]
-        log_prob = float(scores[place, rank])
-        done[numbers[place]].append(_hypothesis(beams.history_BWT[place, parent], log_prob, options))
+        log_probs = [*beams.log_probs_BWT[place, parent].tolist(), float(scores[place, rank])]
+        coverage = 0.0
+        if beams.coverage_BWS is not None:
+            covered_S = beams.coverage_BWS[place, parent].clamp(max=1.0)
+            coverage = options.coverage_penalty * float(covered_S.log().sum())
+        done[numbers[place]].append(hypothesis(beams.history_BWT[place, parent].tolist(), log_probs, options, coverage))
 
 
 def _advance(candidates: _Candidates, beams: _Beams, options: SearchOptions) -> tuple[_Beams, Tensor]:
-    """The best beam_size continuations that do not end, and the row each continues. Shapes: beams, (B, W)."""
+    """The best beam_size continuations that do not end, and the prefix each continues, (B, W)."""
     ends_BC = candidates.tokens_BC == options.eos
     going_BW = ends_BC.long().argsort(dim=1, stable=True)[:, : options.beam_size]
     scores_BW = candidates.scores_BC.masked_fill(ends_BC, -torch.inf).gather(1, going_BW)
     parents_BW = candidates.parents_BC.gather(1, going_BW)
     tokens_BW = candidates.tokens_BC.gather(1, going_BW)
     sentences_B1 = torch.arange(len(parents_BW), device=parents_BW.device)[:, None]
-    history_BWT = torch.cat([beams.history_BWT[sentences_B1, parents_BW], tokens_BW[:, :, None]], dim=2)
-    return _Beams(scores_BW, tokens_BW, history_BWT), sentences_B1 * beams.scores_BW.shape[1] + parents_BW
+    advanced = _Beams(
+        scores_BW,
+        tokens_BW,
+        torch.cat([beams.history_BWT[sentences_B1, parents_BW], tokens_BW[:, :, None]], dim=2),
+        torch.cat([beams.log_probs_BWT[sentences_B1, parents_BW], scores_BW[:, :, None]], dim=2),
+        None if beams.coverage_BWS is None else beams.coverage_BWS[sentences_B1, parents_BW],
+    )
+    return advanced, parents_BW
 
 
 def _is_done(finished: list[Hypothesis], best_unfinished: float, max_length: int, options: SearchOptions) -> bool:
-    """Whether more search cannot change a sentence's n-best list, or its beam is full."""
+    """Whether more search cannot change a sentence's n-best list, or its beam is full.
+
+    The bound holds with a coverage penalty too, which only takes away.
+    """
     if not best_unfinished > -torch.inf or len(finished) >= options.beam_size:  # `not >`: true of NaN too
         return True
     if len(finished) < options.n_best:
         return False
-    bound = best_unfinished / length_penalty(max_length, options.length_penalty)
+    bound = best_unfinished / length_penalty(max_length, options)
     return bound <= sorted(finished, reverse=True)[options.n_best - 1].score
 
 
-def _hypothesis(ids_T: Tensor, log_prob: float, options: SearchOptions) -> Hypothesis:
-    """From tokens without EOS, and their log-probability with it."""
-    ids = tuple(ids_T.tolist())
-    return Hypothesis(log_prob / length_penalty(len(ids) + 1, options.length_penalty), log_prob, ids)
+def hypothesis(
+    ids: Sequence[int], log_probs: Sequence[float], options: SearchOptions, coverage: float = 0.0
+) -> Hypothesis:
+    """From tokens without EOS, and the log-probability after each of them and after EOS."""
+    log_prob = log_probs[-1]
+    steps = [later - earlier for earlier, later in zip([0.0, *log_probs], log_probs, strict=False)]
+    score = log_prob / length_penalty(len(ids) + 1, options) + coverage
+    return Hypothesis(score, log_prob, tuple(ids), tuple(steps))

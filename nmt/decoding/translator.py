@@ -3,27 +3,66 @@
 Line k in is line k out.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from nmt.bundle import Bundle
+from nmt.config import DecodingConfig
 from nmt.data.batching import pad
-from nmt.decoding.search import Hypothesis, SearchOptions, beam_search, greedy_search
+from nmt.decoding.options import Limits, SearchOptions
+from nmt.decoding.paths import Sampling, greedy_search, sample
+from nmt.decoding.search import Hypothesis, beam_search
 from nmt.errors import ConfigError
+from nmt.model.attention import record_attention
+from nmt.model.inference import PRECISIONS, Precision, default_precision, int8_works, prepare
+from nmt.model.kv_cache import DecoderState
+from nmt.model.memory import is_out_of_memory, keep_freed_pages
+from nmt.model.transformer import Transformer
 from nmt.text.lines import clean
 
+Found = list[list[Hypothesis]]  # of each sentence, best first
+Find = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]] | None], Found]  # from source ids and target ids
+
 WINDOW_LINES = 2048  # of a stream, translated together, sorted by length
+_WIDTH_STEP = 8  # sources are padded to a multiple of it
+_FEWEST_LINES = 8  # in a batch that is made smaller so that every worker has one
+
+
+@dataclass(frozen=True)
+class Translation:
+    """What became of a line. A blank line has no hypotheses, and a blank translation.
+
+    Attributes:
+        text: the best hypothesis, without control characters.
+        hypotheses: the n_best, best first.
+    """
+
+    text: str = ""
+    hypotheses: tuple[Hypothesis, ...] = ()
 
 
 class Translator:
-    """Translates lines with a bundle.
+    """Translates lines with a bundle, or with several that share a vocabulary (their probabilities are averaged).
 
     Args:
-        model: a Bundle, or the path of one, or of a run folder.
+        model: a Bundle, or the path of one, or of a run folder; or a list of them.
         device: "auto", "cpu", "cuda" or "mps" (used for a path; a Bundle stays where it is).
-        beam_size, length_penalty: default to the bundle's.
+        precision: fp32, bf16, fp16 or int8; "auto" is the device's default (see `default_precision`). A Bundle that is
+            given is used as it is, and is not prepared.
+        deterministic: scores are equal to the bit whatever else is in the batch.
+        decoding: keys of the bundle's `[decoding]` to be changed; None leaves a key as it is.
+        num_workers: threads, or GPUs, that work on batches of their own; 0: one for each CPU core, or each GPU.
         batch_rows: search rows (lines times beam) decoded together at most.
         batch_tokens: padded source tokens (times beam) encoded together at most.
     Raises: BundleError, ConfigError.
@@ -31,25 +70,49 @@ class Translator:
 
     def __init__(
         self,
-        model: Bundle | str | Path,
+        model: Bundle | str | Path | Sequence[Bundle | str | Path],
         *,
         device: str = "auto",
-        beam_size: int | None = None,
-        length_penalty: float | None = None,
+        precision: str = "auto",
+        deterministic: bool = False,
+        decoding: Mapping[str, Any] | None = None,
+        num_workers: int = 0,
         batch_rows: int = 256,
         batch_tokens: int = 16_384,
     ) -> None:
-        self.bundle = model if isinstance(model, Bundle) else Bundle.load(model, pick_device(device))
-        defaults, special = self.bundle.config.decoding, self.bundle.tokenizer.special
+        given = [model] if isinstance(model, Bundle | str | Path) else list(model)
+        bundles = [self._open(each, device, precision, deterministic) for each in given]
+        self.bundle = bundles[0]
+        self.decoding: DecodingConfig = self.bundle.config.decoding.changed(**(decoding or {}))
+        _check_ensemble(bundles)
+        special = self.bundle.tokenizer.special
         self.options = SearchOptions(
             bos=special.bos,
             eos=special.eos,
-            banned=(special.pad, special.bos, special.unk),
-            beam_size=defaults.beam_size if beam_size is None else beam_size,
-            length_penalty=defaults.length_penalty if length_penalty is None else length_penalty,
-            min_length=defaults.min_length,
+            banned=tuple({special.pad, special.bos, special.unk}),
+            beam_size=self.decoding.beam_size,
+            n_best=self.decoding.n_best,
+            length_penalty=self.decoding.length_penalty,
+            length_penalty_type=self.decoding.length_penalty_type,
+            coverage_penalty=self.decoding.coverage_penalty,
+            no_repeat_ngram=self.decoding.no_repeat_ngram,
+            repetition_penalty=self.decoding.repetition_penalty,
         )
-        self._batch_rows, self._batch_tokens = batch_rows, batch_tokens
+        self._width = self.options.n_best if self.decoding.sample else self.options.beam_size
+        self._batch_rows, self._batch_tokens, self._deterministic = batch_rows, batch_tokens, deterministic
+        self._workers = _Workers([bundle.model for bundle in bundles], num_workers)
+
+    @staticmethod
+    def _open(model: Bundle | str | Path, device: str, precision: str, deterministic: bool) -> Bundle:
+        if isinstance(model, Bundle):
+            return model
+        place = pick_device(device)
+        chosen = pick_precision(precision, place)
+        bundle = Bundle.load(model, place)
+        if place.type == "cpu":
+            keep_freed_pages()
+        prepare(bundle.model, chosen, deterministic)
+        return bundle
 
     def translate(self, lines: Sequence[str], before_batch: Callable[[], None] = lambda: None) -> list[str]:
         """Translate each line; as many come out as went in. A blank line stays blank and never meets the model.
@@ -57,41 +120,259 @@ class Translator:
         Args:
             before_batch: called before each batch; what it raises ends the work.
         """
-        translations = [""] * len(lines)
+        return [translation.text for translation in self.translations(lines, before_batch=before_batch)]
+
+    def translations(
+        self,
+        lines: Sequence[str],
+        prefixes: Sequence[str] | None = None,
+        before_batch: Callable[[], None] = lambda: None,
+    ) -> list[Translation]:
+        """`translate`, with all n-best hypotheses and their scores.
+
+        Args:
+            prefixes: the target text that each translation is to begin with; pieces, and so whole words, are forced.
+        """
+        encode_tgt = self.bundle.tokenizer.encode_tgt
+        forced = None if prefixes is None else [ids[:-1] for ids in encode_tgt([clean(text) for text in prefixes])]
+        found = self._on_lines(lines, forced, self.search, before_batch)
+        return [
+            Translation(self.text(hypotheses[0]), tuple(hypotheses)) if hypotheses else Translation()
+            for hypotheses in found
+        ]
+
+    def score(self, src_lines: Sequence[str], tgt_lines: Sequence[str]) -> list[Hypothesis | None]:
+        """Force-decode the given translations, by the steps that a search takes. None where either side is blank."""
+        cleaned = [clean(line) for line in tgt_lines]
+        sources = [src if tgt else "" for src, tgt in zip(src_lines, cleaned, strict=True)]
+        targets = [ids[:-1] for ids in self.bundle.tokenizer.encode_tgt(cleaned)]
+        found = self._on_lines(sources, targets, self.force, lambda: None)
+        return [hypotheses[0] if hypotheses else None for hypotheses in found]
+
+    def text(self, hypothesis: Hypothesis) -> str:
+        """A hypothesis as text, without control characters."""
+        return clean(self.bundle.tokenizer.decode(hypothesis.ids))
+
+    def search(self, src_ids: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]] | None = None) -> Found:
+        """The hypotheses of each encoded source sentence (EOS last), best first. `prefixes`: forced target ids."""
+        rules = self.decoding
+        lengths = [len(ids) for ids in src_ids]
+        shortest = [1 + max(rules.min_length, int(rules.min_length_ratio * length)) for length in lengths]
+        longest = [
+            1 + min(rules.max_length, int(length * rules.max_length_ratio) + rules.max_length_extra - 1)
+            for length in lengths
+        ]
+        limits = Limits.of(shortest, longest, prefixes)
+        with self._workers.models() as models:
+            rows = ModelRows(models, self._padded(src_ids), lengths, self._width, bool(rules.coverage_penalty))
+            limits = limits.to(rows.device)
+            if rules.sample:
+                seeds = tuple(_seed(rules.seed, ids) for ids in src_ids)
+                sampling = Sampling(rules.temperature, rules.top_k, rules.top_p, seeds)
+                return sample(rows, limits, self.options, sampling)
+            if self.options.beam_size == 1:
+                return greedy_search(rows, limits, self.options)
+            return beam_search(rows, limits, self.options)
+
+    def force(self, src_ids: Sequence[Sequence[int]], tgt_ids: Sequence[Sequence[int]] | None) -> Found:
+        """The one hypothesis of each sentence that has these target ids (without EOS)."""
+        assert tgt_ids is not None
+        limits = Limits.of([0] * len(tgt_ids), [len(ids) + 1 for ids in tgt_ids], tgt_ids)
+        with self._workers.models() as models:
+            rows = ModelRows(models, self._padded(src_ids), [len(ids) for ids in src_ids], 1)
+            return greedy_search(rows, limits.to(rows.device), self.options)
+
+    def _on_lines(
+        self,
+        lines: Sequence[str],
+        tgt_ids: Sequence[Sequence[int]] | None,
+        find: Find,
+        before_batch: Callable[[], None],
+    ) -> Found:
+        """What `find` finds for each line, in the order of the lines; nothing for a blank one."""
+        found: Found = [[] for _ in lines]
         cleaned = [clean(line) for line in lines]
         places = [place for place, line in enumerate(cleaned) if line]
         encoded = dict(zip(places, self.bundle.tokenizer.encode_src([cleaned[p] for p in places]), strict=True))
-        for batch in self._batches(encoded):
-            before_batch()
-            for place, hypotheses in zip(batch, self.search([encoded[place] for place in batch]), strict=True):
-                translations[place] = clean(self.bundle.tokenizer.decode(hypotheses[0].ids))
-        return translations
 
-    def search(self, src_ids: Sequence[Sequence[int]]) -> list[list[Hypothesis]]:
-        """The hypotheses of each encoded source sentence (EOS last), best first."""
-        model, limits = self.bundle.model, self.bundle.config.decoding
-        device = next(model.parameters()).device
-        lengths = torch.tensor([len(ids) for ids in src_ids])
-        src_BS = torch.from_numpy(pad(src_ids, self.bundle.tokenizer.special.pad))
-        padded = bool((lengths < src_BS.shape[1]).any())
-        src_keep_BS = (torch.arange(src_BS.shape[1]) < lengths[:, None]).to(device) if padded else None
-        max_lengths = (lengths * limits.max_length_ratio).long() + limits.max_length_extra
-        with torch.inference_mode():
-            state = model.prefill(src_BS.to(device), src_keep_BS)
-            find = greedy_search if self.options.beam_size == 1 else beam_search
-            return find(lambda tokens: model.decode_step(tokens, state), state, max_lengths.to(device), self.options)
+        def work(batch: list[int]) -> Found:
+            before_batch()
+            return self._or_in_halves(batch, encoded, tgt_ids, find)
+
+        batches = list(self._batches(encoded))
+        for batch, results in zip(batches, self._workers.map(work, batches), strict=True):
+            for place, hypotheses in zip(batch, results, strict=True):
+                found[place] = hypotheses
+        return found
+
+    def _or_in_halves(
+        self,
+        batch: list[int],
+        encoded: Mapping[int, Sequence[int]],
+        tgt_ids: Sequence[Sequence[int]] | None,
+        find: Find,
+    ) -> Found:
+        """A batch that does not fit into memory is tried again in halves."""
+        try:
+            return find([encoded[p] for p in batch], None if tgt_ids is None else [tgt_ids[p] for p in batch])
+        except RuntimeError as error:
+            if len(batch) == 1 or not is_out_of_memory(error):
+                raise
+        middle = len(batch) // 2
+        halves = (batch[:middle], batch[middle:])
+        return [h for half in halves for h in self._or_in_halves(half, encoded, tgt_ids, find)]
 
     def _batches(self, encoded: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-        """Lines of similar length, by their places; a batch is cut where it would be too wide or too long."""
+        """Lines of similar length, by their places, the longest first: a batch is cut where it would be too large.
+
+        In the deterministic mode also where the width changes, since attention's sums depend on it.
+        """
+        fair_share = -(-len(encoded) // self._workers.count)
+        most_lines = min(max(1, self._batch_rows // self._width), max(_FEWEST_LINES, fair_share))
         batch: list[int] = []
-        for place in sorted(encoded, key=lambda place: (len(encoded[place]), place)):
-            rows = (len(batch) + 1) * self.options.beam_size
-            if batch and (rows > self._batch_rows or rows * len(encoded[place]) > self._batch_tokens):
+        widest = 0
+        for place in sorted(encoded, key=lambda place: (-len(encoded[place]), place)):
+            width = _padded_width(len(encoded[place]))
+            rows = (len(batch) + 1) * self._width
+            too_large = len(batch) == most_lines or rows * widest > self._batch_tokens
+            if batch and (too_large or (self._deterministic and width != widest)):
                 yield batch
                 batch = []
+            widest = width if not batch else widest
             batch.append(place)
         if batch:
             yield batch
+
+    def _padded(self, src_ids: Sequence[Sequence[int]]) -> Tensor:
+        """int64 (B, S)."""
+        filler = self.bundle.tokenizer.special.pad
+        src_BS = torch.from_numpy(pad(src_ids, filler))
+        return F.pad(src_BS, (0, _padded_width(src_BS.shape[1]) - src_BS.shape[1]), value=filler)
+
+
+class ModelRows:
+    """The prefixes of a search in one model, or in several whose probabilities are averaged.
+
+    Args:
+        src_BS: padded source ids; lengths: real ones of each.
+        width: the most prefixes a sentence will have.
+        attends: whether `attention` will be asked for.
+    """
+
+    def __init__(
+        self, models: Sequence[Transformer], src_BS: Tensor, lengths: Sequence[int], width: int, attends: bool = False
+    ) -> None:
+        self.device = next(models[0].parameters()).device
+        keep_BS = torch.arange(src_BS.shape[1]) < torch.tensor(lengths).long()[:, None]
+        self._keep_BS = keep_BS.to(self.device)
+        mask = None if keep_BS.all() else self._keep_BS
+        self._models, self._attends = models, attends
+        self._attention: list[Tensor] = []
+        with torch.inference_mode():
+            self._states: list[DecoderState] = [model.prefill(src_BS.to(self.device), mask, width) for model in models]
+
+    def step(self, tokens_BW: Tensor) -> Tensor:
+        """See `search.Rows`."""
+        self._attention = []
+        logits = [self._step(model, tokens_BW, state) for model, state in zip(self._models, self._states, strict=True)]
+        if len(logits) == 1:
+            return logits[0]
+        log_probs = torch.stack([each.float().log_softmax(-1) for each in logits])
+        return log_probs.logsumexp(0) - torch.tensor(len(logits)).log()
+
+    def attention(self) -> Tensor:
+        """See `search.Rows`: cross-attention of the last layer, mean of its heads (and of the models)."""
+        mean_BWS = torch.stack(self._attention).mean(0)
+        return mean_BWS.masked_fill(~self._keep_BS[:, None], 1.0)
+
+    def reorder(self, parents_BW: Tensor) -> None:
+        """See `search.Rows`."""
+        for state in self._states:
+            state.reorder(parents_BW)
+
+    def keep_sentences(self, sentences: Tensor) -> None:
+        """See `search.Rows`."""
+        self._keep_BS = self._keep_BS[sentences]
+        for state in self._states:
+            state.keep_sentences(sentences)
+
+    def _step(self, model: Transformer, tokens_BW: Tensor, state: DecoderState) -> Tensor:
+        if not self._attends:
+            return model.decode_step(tokens_BW, state)
+        with record_attention(model.decoder[-1]) as weights:
+            logits_BWV = model.decode_step(tokens_BW, state)
+        self._attention.append(weights["cross_attention"].float().mean(1))
+        return logits_BWV
+
+
+class _Workers:
+    """Threads that work on batches of their own: on a CPU each with its share of the cores, else each with a GPU.
+
+    Threads and not processes: torch lets go of Python's lock while it computes, and on a CPU all share one copy of the
+    weights.
+    """
+
+    def __init__(self, models: list[Transformer], num_workers: int) -> None:
+        device = next(models[0].parameters()).device
+        gpus = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
+        self._cores = torch.get_num_threads()
+        self.count = num_workers or (self._cores if device.type == "cpu" else gpus)
+        replicas = [models, *([deepcopy(m).to(f"cuda:{gpu}") for m in models] for gpu in range(1, gpus))]
+        self._free: SimpleQueue[list[Transformer]] = SimpleQueue()
+        for number in range(self.count):
+            self._free.put(replicas[number % len(replicas)])
+
+    @contextmanager
+    def models(self) -> Iterator[list[Transformer]]:
+        """Models on a device of this worker's own; on a CPU all workers share them."""
+        taken = self._free.get()
+        try:
+            yield taken
+        finally:
+            self._free.put(taken)
+
+    def map(self, work: Callable[[list[int]], Found], batches: Sequence[list[int]]) -> Iterator[Found]:
+        """The result of each batch, in order. One batch alone is worked on by all cores, in the calling thread."""
+        if self.count == 1 or len(batches) == 1:
+            yield from map(work, batches)
+            return
+        share = max(1, self._cores // self.count)
+        pool = ThreadPoolExecutor(self.count, initializer=torch.set_num_threads, initargs=(share,))
+        try:
+            yield from pool.map(work, batches)
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _padded_width(length: int) -> int:
+    return -(-length // _WIDTH_STEP) * _WIDTH_STEP
+
+
+def _seed(seed: int, ids: Sequence[int]) -> int:
+    """Of the line alone, so that neither its place nor its company changes what is drawn."""
+    digest = hashlib.sha256(f"{seed} {' '.join(map(str, ids))}".encode()).digest()
+    return int.from_bytes(digest[:6], "big")
+
+
+def _check_ensemble(bundles: Sequence[Bundle]) -> None:
+    """Raises: ConfigError, if the models do not share their pieces."""
+    for bundle in bundles[1:]:
+        if bundle.tokenizer.sha256 != bundles[0].tokenizer.sha256:
+            raise ConfigError(
+                "Models that translate together need one and the same tokenizer; these have different ones. Train the "
+                "second with the first's (tokenizer.src_model, or training.init_from)."
+            )
+
+
+def pick_precision(name: str, device: torch.device) -> Precision:
+    """The precision of that name; `auto` is the device's default. Raises: ConfigError."""
+    if name == "auto":
+        return default_precision(device)
+    if name not in PRECISIONS:
+        raise ConfigError(f"--precision {name} is not known; give auto, {', '.join(PRECISIONS)}.")
+    if name == "int8" and not (device.type == "cpu" and int8_works()):
+        raise ConfigError("--precision int8 needs a CPU with AVX2 and a torch with oneDNN; give auto, fp32 or bf16.")
+    return cast(Precision, name)
 
 
 def pick_device(name: str) -> torch.device:

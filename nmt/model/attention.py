@@ -4,7 +4,7 @@ Two kernels give the same numbers: `attend_fused`, PyTorch's (SDPA, which picks 
 `attend_plain`, matrix products that also return the weights. `attend` takes the faster one by a fixed rule. Boolean
 masks are `*_keep`, True = may attend. A query that may attend to nothing gets zeros from both.
 
-Shapes: B batch, Q queries, S keys, T target, D d_model, H heads, K head dim, N rows of a beam search (B * beam).
+Shapes: B batch, Q queries, S keys, T target, D d_model, H heads, K head dim, W prefixes of a sentence (the beam).
 """
 
 import math
@@ -42,17 +42,21 @@ def attend(
 
 
 _SHORT_KEYS = 48
+_FEW_QUERIES = 16
 
 
 def _plain_is_faster(q_BHQK: Tensor, keys: int, dropout: float) -> bool:
     """The fixed rule, from measurements of forward and backward at 16, 50 and 220 keys, fp32, in both head sizes.
 
     On a CPU, SDPA has no fused kernel with dropout and draws its mask in one thread; without dropout its backward is
-    the slower one on short rows. Not in a compiled layer, which would be another program for short rows.
+    the slower one on short rows, and so is its forward with few queries, as in a decoding step. Not in a compiled
+    layer, which would be another program for short rows.
     """
     if q_BHQK.device.type != "cpu" or torch.compiler.is_compiling():
         return False
-    return q_BHQK.requires_grad and (dropout > 0 or keys <= _SHORT_KEYS)
+    if not q_BHQK.requires_grad:
+        return q_BHQK.shape[2] <= _FEW_QUERIES
+    return dropout > 0 or keys <= _SHORT_KEYS
 
 
 def attend_fused(
@@ -132,10 +136,15 @@ class SelfAttention(_Attention):
         q, k, v = self._project(x_BQD)
         return self._mix(q, (k, v), keep, causal)
 
-    def step(self, x_N1D: Tensor, cache: LayerCache) -> Tensor:
-        """The newest position alone, over itself and the cached ones. Shape: (N, 1, D) to (N, 1, D)."""
-        q, k, v = self._project(x_N1D)
-        return self._mix(q, cache.append(k, v))
+    def step(self, x_BWD: Tensor, cache: LayerCache, keep: Tensor | None) -> Tensor:
+        """The newest position of each prefix, over itself and what is cached of its sentence.
+
+        Args:
+            keep: bool (B, 1, W, cached positions): those that are of the prefix; None if all are.
+        Shape: (B, W, D) to (B, W, D).
+        """
+        q, k, v = self._project(x_BWD)
+        return self._mix(q, cache.append(k, v), keep)
 
     def _project(self, x_BQD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x_BQD).chunk(3, dim=-1)
@@ -155,16 +164,12 @@ class CrossAttention(_Attention):
         k, v = self.kv(memory_BSD).chunk(2, dim=-1)
         return self._split(k), self._split(v)
 
-    def forward(self, x_NQD: Tensor, key_value: KeyValue, keep: Tensor | None = None) -> Tensor:
-        """Attend over the memory. The beams of a sentence share its keys: they become more queries of one row.
+    def forward(self, x_BQD: Tensor, key_value: KeyValue, keep: Tensor | None = None) -> Tensor:
+        """Attend over the memory, from Q positions, or from the newest position of Q prefixes.
 
-        Args:
-            key_value: at B rows; N is B, or B * beam while searching.
-            keep: bool (B, 1, 1, S).
-        Shape: (N, Q, D) to (N, Q, D).
+        Shape: (B, Q, D) to (B, Q, D). `keep`: bool (B, 1, 1, S).
         """
-        x_BQD = x_NQD.reshape(key_value[0].shape[0], -1, x_NQD.shape[-1])
-        return self._mix(self._split(self.q(x_BQD)), key_value, keep).view_as(x_NQD)
+        return self._mix(self._split(self.q(x_BQD)), key_value, keep)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ Training calls `forward`; translating calls `prefill` once and `decode_step` for
 Masks: `src_keep` is bool (B, S), True on real tokens, None if nothing is padded (then flash kernels can run). The
 target needs no mask: padding is on the right, where causal attention never looks.
 
-Shapes: B batch, S source, T target, D d_model, F d_ff, V vocabulary, N rows of a beam search (B * beam).
+Shapes: B batch, S source, T target, D d_model, F d_ff, V vocabulary, W prefixes of a sentence (the beam).
 """
 
 import math
@@ -87,19 +87,24 @@ class DecoderLayer(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(
-        self, x_BTD: Tensor, cross: KeyValue, memory_keep: Tensor | None, cache: LayerCache | None = None
+        self,
+        x_BTD: Tensor,
+        cross: KeyValue,
+        memory_keep: Tensor | None,
+        cache: LayerCache | None = None,
+        cache_keep: Tensor | None = None,
     ) -> Tensor:
-        """All T positions at once, or with `cache` the newest one of every search row.
+        """All T positions at once, or with `cache` the newest one of every prefix: (B, W, D) to (B, W, D).
 
-        Shape: (B, T, D) to (B, T, D); with `cache` (N, 1, D) to (N, 1, D) while `cross` stays at B rows.
+        Shape: (B, T, D) to (B, T, D). `cache_keep`: bool (B, 1, W, cached positions).
         """
         if self.pre_norm:
-            x_BTD = x_BTD + self.dropout(self._attend_self(self.self_attention_norm(x_BTD), cache))
+            x_BTD = x_BTD + self.dropout(self._attend_self(self.self_attention_norm(x_BTD), cache, cache_keep))
             normed_BTD = self.cross_attention_norm(x_BTD)
             x_BTD = x_BTD + self.dropout(self.cross_attention(normed_BTD, cross, memory_keep))
             x_BTD = x_BTD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BTD)))
             return x_BTD
-        x_BTD = self.self_attention_norm(x_BTD + self.dropout(self._attend_self(x_BTD, cache)))
+        x_BTD = self.self_attention_norm(x_BTD + self.dropout(self._attend_self(x_BTD, cache, cache_keep)))
         x_BTD = self.cross_attention_norm(x_BTD + self.dropout(self.cross_attention(x_BTD, cross, memory_keep)))
         normed: Tensor = self.feed_forward_norm(x_BTD + self.dropout(self.feed_forward(x_BTD)))
         return normed
@@ -108,9 +113,9 @@ class DecoderLayer(nn.Module):
         """All T positions at once, given the encoder's output. Shape: (B, T, D) to (B, T, D)."""
         return self.forward(x_BTD, self.cross_attention.project_memory(memory_BSD), memory_keep)
 
-    def _attend_self(self, x_BTD: Tensor, cache: LayerCache | None) -> Tensor:
+    def _attend_self(self, x_BTD: Tensor, cache: LayerCache | None, cache_keep: Tensor | None) -> Tensor:
         if cache is not None:
-            return self.self_attention.step(x_BTD, cache)
+            return self.self_attention.step(x_BTD, cache, cache_keep)
         attended: Tensor = self.self_attention(x_BTD, causal=True)
         return attended
 
@@ -168,23 +173,28 @@ class Transformer(nn.Module):
         states_BTD: Tensor = self.decoder_norm(x_BTD)
         return states_BTD
 
-    def prefill(self, src_BS: Tensor, src_keep_BS: Tensor | None = None) -> DecoderState:
-        """Encode once and project the memory once a layer: the state before the first target token."""
+    def prefill(self, src_BS: Tensor, src_keep_BS: Tensor | None = None, width: int = 1) -> DecoderState:
+        """Encode once and project the memory once a layer: the state before the first target token.
+
+        Args:
+            width: the most prefixes a sentence will have.
+        """
         memory_BSD = self.encode(src_BS, src_keep_BS)
         return DecoderState(
             cross=[layer.cross_attention.project_memory(memory_BSD) for layer in self._decoder_layers()],
             memory_keep=None if src_keep_BS is None else src_keep_BS[:, None, None],
-            layers=[LayerCache() for _ in self.decoder],
+            layers=[LayerCache(width) for _ in self.decoder],
+            width=width,
         )
 
-    def decode_step(self, tokens_N: Tensor, state: DecoderState) -> Tensor:
-        """Feed one token a search row, move `state` on by one position. Shape: logits (N, V)."""
-        x_N1D = self._embed(self.tgt_embedding, tokens_N[:, None], state.step)
+    def decode_step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
+        """Feed the newest token of every prefix, move `state` on by one position. Shape: logits (B, W, V)."""
+        x_BWD = self._embed(self.tgt_embedding, tokens_BW, state.step, positions=1)
+        cache_keep = state.advance(tokens_BW)
         for layer, cross, cache in zip(self.decoder, state.cross, state.layers, strict=True):
-            x_N1D = layer(x_N1D, cross, state.memory_keep, cache)
-        state.step += 1
-        logits_NV: Tensor = self.output(self.decoder_norm(x_N1D[:, 0]))
-        return logits_NV
+            x_BWD = layer(x_BWD, cross, state.memory_keep, cache, cache_keep)
+        logits_BWV: Tensor = self.output(self.decoder_norm(x_BWD))
+        return logits_BWV
 
     def num_parameters(self) -> int:
         """Trainable numbers, tied ones counted once."""
@@ -210,10 +220,15 @@ class Transformer(nn.Module):
     def _decoder_layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder))
 
-    def _embed(self, embedding: nn.Embedding, ids_BT: Tensor, start: int) -> Tensor:
-        """Scaled embeddings plus positions, with dropout (section 3.4 of the paper). Shape: (B, T, D)."""
+    def _embed(self, embedding: nn.Embedding, ids_BT: Tensor, start: int, positions: int | None = None) -> Tensor:
+        """Scaled embeddings plus positions, with dropout (section 3.4 of the paper). Shape: (B, T, D).
+
+        Args:
+            positions: 1 if all T tokens stand at `start`; by default they follow one another.
+        """
         x_BTD = embedding(ids_BT) * math.sqrt(embedding.embedding_dim)
-        dropped: Tensor = self.embedding_dropout(x_BTD + self.positions(start, ids_BT.shape[1], like=x_BTD))
+        encodings_TD = self.positions(start, positions or ids_BT.shape[1], like=x_BTD)
+        dropped: Tensor = self.embedding_dropout(x_BTD + encodings_TD)
         return dropped
 
     def _initialise(self) -> None:

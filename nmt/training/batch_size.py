@@ -13,9 +13,9 @@ import torch
 from nmt.config import Config
 from nmt.data.batching import widest_batch
 from nmt.data.prepare import Prepared
+from nmt.model.memory import is_out_of_memory
 from nmt.model.transformer import Transformer
 from nmt.training.loss import batch_loss
-from nmt.training.memory import is_out_of_memory
 from nmt.training.optim import make_optimizer
 
 SHARE = 0.85  # of the memory that is free; the rest is for what differs between batches, and for fragments

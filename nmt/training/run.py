@@ -25,12 +25,12 @@ from nmt.data.prepare import Prepared, prepare
 from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, StorageError
 from nmt.model.compiled import compile_problem
+from nmt.model.memory import keep_freed_pages
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import replace_file
 from nmt.training.batch_size import largest_that_fits
 from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
-from nmt.training.memory import keep_freed_pages
 from nmt.training.progress import TrainingLog
 from nmt.training.resume import (
     changed_keys,

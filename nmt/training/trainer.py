@@ -23,6 +23,7 @@ from nmt.config import Config
 from nmt.data.batching import BatchStream, Ids, Position, widest_batch
 from nmt.data.prepare import Prepared
 from nmt.errors import BundleError, ConfigError, Interrupted
+from nmt.model.memory import is_out_of_memory
 from nmt.storage.atomic import atomic_folder
 from nmt.storage.manifest import damage
 from nmt.training.checkpoint import CheckpointWriter, Snapshot, TrainState, average, best_updates, prune, restore
@@ -32,7 +33,6 @@ from nmt.training.finite import Unseen, skip_unless_finite
 from nmt.training.interrupt import StopRequest
 from nmt.training.limits import fraction_done, left, limit_reached
 from nmt.training.loss import batch_loss
-from nmt.training.memory import is_out_of_memory
 from nmt.training.optim import learning_rate, make_optimizer
 from nmt.training.prefetch import Prefetch
 from nmt.training.progress import TrainingLog

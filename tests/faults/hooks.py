@@ -313,12 +313,14 @@ def slow_fsync(seconds: float, folder: str) -> None:
 
 def corrupt_pair(pair: int, side: str) -> None:
     """In memory one pair of the training cache begins with an id that no tokenizer has."""
-    slice_of = TokenCache._slice
+    gather = TokenCache.gather
 
-    def corrupted(self: TokenCache, which: str, index: int) -> Any:
-        ids = slice_of(self, which, index)
-        if (which, index) != (side, pair) or not self.folder.name.startswith("train-"):
-            return ids
-        return np.concatenate([[60_000], ids[1:]]).astype(ids.dtype)
+    def corrupted(self: TokenCache, which: str, indices: Any) -> Any:
+        tokens, lengths = gather(self, which, indices)
+        if which == side and self.folder.name.startswith("train-"):
+            firsts = np.cumsum(lengths) - lengths
+            tokens = tokens.copy()
+            tokens[firsts[indices == pair]] = 60_000
+        return tokens, lengths
 
-    TokenCache._slice = corrupted  # type: ignore[method-assign]
+    TokenCache.gather = corrupted  # type: ignore[method-assign]

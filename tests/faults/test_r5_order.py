@@ -30,6 +30,7 @@ class Rank:
 
     one_update = Trainer.one_update
     model = None
+    sharded = False
 
     def __init__(self, stream: BatchStream, accumulation: int, rank: int, world: int, share: Any = Ranks.share) -> None:
         self.config = SimpleNamespace(training=TrainingConfig(max_updates=10))
