@@ -10,7 +10,7 @@ The same post-norm Transformer, written down in other ways:
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,9 +60,20 @@ _REQUIRED: dict[str, tuple[Any, Any]] = {  # key: the value needed, the value me
     "share_encoder_decoder_embeddings": (True, True),
     "tie_word_embeddings": (True, True),
 }
+# Of generation_config.json, and the values that do nothing.
+_NOT_TAKEN_ALONG = {
+    "do_sample": False,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+    "encoder_no_repeat_ngram_size": 0,
+    "num_beam_groups": 1,
+    "diversity_penalty": 0.0,
+    "forced_bos_token_id": None,
+    "force_words_ids": None,
+}
 
 
-def import_marian(folder: Path, src_lang: str | None = None, tgt_lang: str | None = None) -> Bundle:
+def import_marian(folder: Path, src_lang: str | None = None, tgt_lang: str | None = None) -> tuple[Bundle, list[str]]:
     """Read a local Hugging Face folder (config.json, model.safetensors, source.spm, target.spm, vocab.json).
 
     A piece of source.spm that vocab.json lacks means <unk> there: it gets a number of its own past the vocabulary, with
@@ -70,6 +81,7 @@ def import_marian(folder: Path, src_lang: str | None = None, tgt_lang: str | Non
 
     Args:
         src_lang, tgt_lang: default to those of tokenizer_config.json.
+    Returns: the bundle, and warnings about decode defaults that it cannot hold.
     Raises: BundleError, ConfigError (no languages).
     """
     config = _read_json(folder, "config.json")
@@ -90,8 +102,14 @@ def import_marian(folder: Path, src_lang: str | None = None, tgt_lang: str | Non
     )
     tensors = _read_tensors(folder)
     tensors[_EMBEDDING], tensors[_BIAS] = _widened(folder, tensors, config["vocab_size"], len(extra), special.unk)
-    bundle_config = _bundle_config(folder, config, tensors, len(pieces), languages)
-    return Bundle(bundle_config, _model(folder, bundle_config, tensors), tokenizer)
+    generation = {**config, **_read_json(folder, "generation_config.json", needed=False)}
+    bundle_config = _bundle_config(folder, config, generation, tensors, len(pieces), languages)
+    bundle = Bundle(bundle_config, _model(folder, bundle_config, tensors), tokenizer)
+    return bundle, [
+        f"generation_config.json: {key} = {generation[key]!r} is not taken along"
+        for key, neutral in _NOT_TAKEN_ALONG.items()
+        if generation.get(key, neutral) not in (neutral, None)
+    ]
 
 
 def export_marian(bundle: Bundle, folder: Path) -> list[str]:
@@ -103,7 +121,7 @@ def export_marian(bundle: Bundle, folder: Path) -> list[str]:
     config, tokenizer, special = bundle.config, bundle.tokenizer, bundle.tokenizer.special
     _refuse_what_marian_lacks(bundle)
     pieces = tokenizer.tgt_pieces(range(config.tgt_vocab_size))
-    longest = absolute_limit(config) + 1  # there the start counts too
+    longest = most_pieces(config, config.max_length) + 2  # there start and end count too
     write_tensors(folder / "model.safetensors", _their_tensors(bundle))
     write_file(folder / "source.spm", tokenizer.src_model)
     write_file(folder / "target.spm", tokenizer.tgt_model)
@@ -135,6 +153,7 @@ def export_marian(bundle: Bundle, folder: Path) -> list[str]:
             "early_stopping": True,
             "max_length": longest,
             "min_length": config.decoding.min_length and config.decoding.min_length + 1,
+            "no_repeat_ngram_size": config.decoding.no_repeat_ngram,
             "bad_words_ids": [[number] for number in sorted({special.pad, special.bos, special.unk})],
         },
         "config.json": {
@@ -162,22 +181,27 @@ def export_marian(bundle: Bundle, folder: Path) -> list[str]:
     }
     for name, table in tables.items():
         write_file(folder / name, json.dumps(table, indent=2, ensure_ascii=False).encode())
-    return penalty_warnings(config.decoding, "generation_config.json")
+    return lost_defaults(
+        config.decoding, ("coverage_penalty", "min_length_ratio", "repetition_penalty", "sample"), "transformers"
+    )
 
 
-def absolute_limit(config: BundleConfig) -> int:
-    """The most target pieces, EOS included, that decoding gives the longest source the model was trained on."""
-    return int(config.max_length * config.decoding.max_length_ratio) + config.decoding.max_length_extra
+def most_pieces(config: BundleConfig, src_pieces: int) -> int:
+    """The most target pieces, without EOS, that decoding gives a source of so many, with EOS."""
+    rules = config.decoding
+    return min(rules.max_length, int(src_pieces * rules.max_length_ratio) + rules.max_length_extra - 1)
 
 
-def penalty_warnings(decoding: DecodingConfig, where: str) -> list[str]:
-    """What to say of a length penalty to programs that only know length ** alpha."""
-    if decoding.length_penalty_type == "power" or decoding.length_penalty == 0:
-        return []
-    return [
-        f"decoding.length_penalty = {decoding.length_penalty} is GNMT's, ((5 + length) / 6) ^ alpha; {where} can only "
-        f"mean length ^ alpha, so that its beam search favours longer translations a little more"
-    ]
+def lost_defaults(decoding: DecodingConfig, keys: Sequence[str], program: str) -> list[str]:
+    """Warnings about decode defaults that another program does not have, `keys` or GNMT's length penalty."""
+    lost = [key for key in keys if getattr(decoding, key) != DecodingConfig.model_fields[key].default]
+    warnings = [f"decoding.{key} = {getattr(decoding, key)!r} is not taken along to {program}" for key in lost]
+    if decoding.length_penalty_type == "gnmt" and decoding.length_penalty:
+        warnings.append(
+            f"decoding.length_penalty = {decoding.length_penalty} is GNMT's, ((5 + length) / 6) ^ alpha; {program} has "
+            f"length ^ alpha: with the same alpha its beam search finds longer translations"
+        )
+    return warnings
 
 
 def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any]:
@@ -309,11 +333,11 @@ def _widened(
 def _bundle_config(
     folder: Path,
     config: Mapping[str, Any],
+    generation: Mapping[str, Any],
     tensors: Mapping[str, Tensor],
     vocab_size: int,
     languages: Mapping[str, str | None],
 ) -> BundleConfig:
-    generation = {**config, **_read_json(folder, "generation_config.json", needed=False)}
     longest = generation.get("max_length") or config.get("max_position_embeddings", 512)
     try:
         return BundleConfig(
@@ -341,10 +365,12 @@ def _bundle_config(
                 beam_size=generation.get("num_beams") or 1,
                 length_penalty=float(generation.get("length_penalty", 1.0)),
                 length_penalty_type="power",
-                # Their limit is the same for all sentences, and counts the start.
-                max_length_ratio=_NO_RATIO,
-                max_length_extra=longest - 1,
+                # Their limits are the same for all sentences, and count the start, the longest the end too.
+                max_length=longest - 2,
+                max_length_ratio=100.0,
+                max_length_extra=10_000,
                 min_length=max(0, (generation.get("min_length") or 0) - 1),
+                no_repeat_ngram=generation.get("no_repeat_ngram_size") or 0,
             ),
         )
     except ValidationError as error:
@@ -355,9 +381,6 @@ def _bundle_config(
         ) from None
     except (TypeError, ValueError) as error:
         raise BundleError(f"{folder}: its config.json or generation_config.json is unusual: {error}.") from None
-
-
-_NO_RATIO = 1e-9  # of target pieces to source pieces: none, for any source
 
 
 def _model(folder: Path, config: BundleConfig, tensors: Mapping[str, Tensor]) -> Transformer:
