@@ -23,7 +23,7 @@ from torch import Tensor
 from nmt.bundle import Bundle, BundleConfig, load_weights, weights_of, write_tensors
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.errors import BundleError, ConfigError
-from nmt.interop.renumber import FOREIGN_HIDDEN, FOREIGN_SHOWN, Pieces, renumber
+from nmt.interop.renumber import FOREIGN_HIDDEN, FOREIGN_SHOWN, Pieces, renumber, without_foreign
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import write_file
 from nmt.text.tokenizer import SpecialIds, Tokenizer
@@ -122,9 +122,10 @@ def export_marian(bundle: Bundle, folder: Path) -> list[str]:
     _refuse_what_marian_lacks(bundle)
     pieces = tokenizer.tgt_pieces(range(config.tgt_vocab_size))
     longest = most_pieces(config, config.max_length) + 2  # there start and end count too
-    write_tensors(folder / "model.safetensors", _their_tensors(bundle))
-    write_file(folder / "source.spm", tokenizer.src_model)
-    write_file(folder / "target.spm", tokenizer.tgt_model)
+    write_tensors(folder / "model.safetensors", _their_tensors(bundle), {"format": "pt"})
+    # Their tokenizer turns translations into text by source.spm, which must not know target pieces as control pieces.
+    write_file(folder / "source.spm", without_foreign(tokenizer.src_model, special))
+    write_file(folder / "target.spm", without_foreign(tokenizer.tgt_model, special))
     ids = {
         "pad_token_id": special.pad,
         "eos_token_id": special.eos,

@@ -1,5 +1,6 @@
 """What an exported model translates, by the library that it was exported for; held against what we translate."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,10 +77,14 @@ def transformers_translations(folder: Path) -> Translate:
     try:
         import torch
         from transformers import MarianMTModel, MarianTokenizer
+        from transformers.utils import logging
     except ImportError as error:
         raise ConfigError(f"--check needs the package transformers here ({error}).") from error
-    model: Any = MarianMTModel.from_pretrained(folder).eval()
-    tokenizer: Any = MarianTokenizer.from_pretrained(folder)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    with warnings.catch_warnings(action="ignore"):
+        model: Any = MarianMTModel.from_pretrained(folder).eval()
+        tokenizer: Any = MarianTokenizer.from_pretrained(folder)
 
     def translate(lines: Sequence[str], limits: Sequence[int], beam: int) -> list[str]:
         texts = []

@@ -69,6 +69,20 @@ def renumber(model: Pieces, pieces: Sequence[str], special: SpecialIds, *, forei
     return b"".join(output) + _bytes_field(_TRAINER_SPEC, names)
 
 
+def without_foreign(proto: bytes, special: SpecialIds) -> bytes:
+    """A model of `renumber` without the pieces that are not its own, so with other numbers; any other as it is."""
+    output, number = [], 0
+    control = (special.pad, special.unk, special.bos, special.eos)
+    for field, raw, content in _fields(proto):
+        if field == _PIECES:
+            foreign = number not in control and _parse_piece(content)[2] in (FOREIGN_HIDDEN, FOREIGN_SHOWN)
+            number += 1
+            if foreign:
+                continue
+        output.append(raw)
+    return b"".join(output)
+
+
 def _parse_piece(content: bytes) -> tuple[str, float, int]:
     """Text, score and type of a SentencePiece message. Raises: ValueError."""
     piece, score, kind, at = "", 0.0, _NORMAL, 0
