@@ -1,8 +1,9 @@
 """Make tests/interop/marian: a tiny MarianMT model in Hugging Face's format, and what transformers does with it.
 
 Run with a python that has transformers (as peers/hf/bin/python, which `make bench-train` sets up); `make test` only
-reads what it wrote. The model is laid out as OPUS-MT's: </s> and <unk> first, <pad> last, and a piece of source.spm that
-vocab.json does not have. It is trained for some seconds, word for word, because a random one stops at once or never.
+reads what it wrote. The model is laid out as OPUS-MT's: </s> and <unk> first, <pad> last, and a piece of source.spm
+that vocab.json does not have. It is trained for some seconds, word for word, because a random one stops at once or
+never.
 """
 
 import json
