@@ -105,10 +105,10 @@ def weights_of(model: Transformer, *, copy: bool = False) -> dict[str, Tensor]:
     return {name: p.detach().to("cpu", copy=copy).contiguous() for name, p in model.named_parameters()}
 
 
-def write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file without a copy in memory; the caller syncs it. Raises: StorageError."""
     try:
-        save_file(tensors, path)
+        save_file(tensors, path, metadata)
     except SafetensorError as error:
         size = sum(tensor.nbytes for tensor in tensors.values())
         raise StorageError(

@@ -115,8 +115,9 @@ class ModelConfig(Section):
     num_heads: int = Field(default=8, ge=1, le=256)
     d_ff: int = Field(default=2048, ge=1, le=65536)
     norm: Literal["pre", "post"] = "pre"
-    activation: Literal["relu", "gelu", "swiglu"] = "relu"
+    activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
     tied_embeddings: Literal["none", "decoder", "all"] = "all"  # decoder: target embedding = output layer
+    output_bias: bool = False  # of the output layer; models of other programs may have one
     dropout: float = Field(default=0.1, ge=0.0, lt=1.0)  # on every residual branch
     embedding_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # on attention weights

@@ -44,6 +44,8 @@ OPTIONS = {
     "data toy": "--out --seed",
     "data prepare": "CONFIG --out --data --set",
     "model info": "-m --model --json",
+    "model import": "FOLDER --format --out --src-lang --tgt-lang --quiet -q",
+    "model export": "MODEL --format --out --check --quiet -q",
 }
 
 

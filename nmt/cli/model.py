@@ -1,11 +1,18 @@
-"""`nmt model info`."""
+"""`nmt model info|import|export`."""
 
 import json
-from typing import Annotated
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.cli.options import HELP_OPTIONS, Model
+from nmt.cli.options import HELP_OPTIONS, Model, Quiet
+from nmt.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from nmt.bundle import Bundle
+    from nmt.interop.parity import Translate
 
 app = typer.Typer(help="Trained models.", no_args_is_help=True, rich_markup_mode=None, context_settings=HELP_OPTIONS)
 
@@ -35,3 +42,104 @@ def info(
     for name, value in facts.items():
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else f"{value}"
         typer.echo(f"{name}: {shown}")
+
+
+@app.command("import")
+def import_(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the other program's model.")],
+    format: Annotated[str, typer.Option(help="marian-hf: MarianMT of Hugging Face transformers, as OPUS-MT.")],
+    out: Annotated[Path, typer.Option(help="Bundle folder to write.")],
+    src_lang: Annotated[str | None, typer.Option(help="[the model's]")] = None,
+    tgt_lang: Annotated[str | None, typer.Option(help="[the model's]")] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Make a bundle of another program's model: it translates, plots and fine-tunes like one trained here."""
+    from nmt.interop.marian import import_marian
+    from nmt.storage.atomic import atomic_folder
+
+    if format != "marian-hf":
+        raise ConfigError(f"--format {format} cannot be imported; marian-hf can.")
+    _refuse_existing(out)
+    bundle, warnings = import_marian(folder, src_lang, tgt_lang)
+    with atomic_folder(out) as temporary:
+        bundle.write_into(temporary)
+    _warn(warnings, quiet)
+
+
+@app.command()
+def export(
+    model: Annotated[Path, typer.Argument(metavar="MODEL", help="Bundle folder, or run folder of nmt train.")],
+    format: Annotated[str, typer.Option(help="marian-hf (Hugging Face transformers) or ctranslate2.")],
+    out: Annotated[Path, typer.Option(help="Folder to write, which the other program loads.")],
+    check: Annotated[
+        Path | None, typer.Option(help="Source lines: translate 50 with both programs; fail if they differ.")
+    ] = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write a model for another program."""
+    from nmt.bundle import Bundle
+    from nmt.interop import parity
+    from nmt.interop.ctranslate2 import export_ctranslate2
+    from nmt.interop.marian import export_marian
+    from nmt.storage.atomic import atomic_folder
+
+    formats = {
+        "marian-hf": (export_marian, parity.transformers_translations),
+        "ctranslate2": (export_ctranslate2, parity.ctranslate2_translations),
+    }
+    if format not in formats:
+        raise ConfigError(f"--format {format} cannot be exported; {' and '.join(formats)} can.")
+    _refuse_existing(out)
+    lines = [] if check is None else _first_lines(check)
+    bundle = Bundle.load(model)
+    write, translations = formats[format]
+    with atomic_folder(out) as temporary:
+        warnings = write(bundle, temporary)
+        if lines:  # before the folder has its name: an export that translates otherwise is not kept
+            shares = parity.parity(_translations(bundle), translations(temporary), lines, _limits(bundle, lines))
+            for beam, share in shares.items():
+                typer.echo(f"beam {beam}: {share:.1%} of {len(lines)} lines translated alike")
+            parity.refuse_too_few(shares, out)
+    _warn(warnings, quiet)
+
+
+def _translations(bundle: "Bundle") -> "Translate":
+    """Ours, as the parity check wants them."""
+    from nmt.decoding.translator import Translator
+    from nmt.interop.parity import DECODING
+
+    def translate(lines: Sequence[str], limits: Sequence[int], beam: int) -> list[str]:
+        return Translator(bundle, decoding={**DECODING, "beam_size": beam}).translate(lines)
+
+    return translate
+
+
+def _limits(bundle: "Bundle", lines: Sequence[str]) -> list[int]:
+    """The most pieces that our Translator gives each line."""
+    from nmt.interop.marian import most_pieces
+
+    return [most_pieces(bundle.config, len(ids)) for ids in bundle.tokenizer.encode_src(lines)]
+
+
+def _first_lines(path: Path) -> list[str]:
+    from itertools import islice
+
+    from nmt.interop.parity import LINES
+    from nmt.text.lines import clean, open_text, read_lines
+
+    with open_text(path) as stream:
+        lines = list(islice(filter(None, map(clean, read_lines(stream))), LINES))
+    if not lines:
+        raise DataError(f"There is no text in {path}.")
+    return lines
+
+
+def _refuse_existing(out: Path) -> None:
+    if out.exists():
+        raise ConfigError(f"{out} exists. Give another --out, or delete it.")
+
+
+def _warn(warnings: Sequence[str], quiet: bool) -> None:
+    if not quiet:
+        for warning in warnings:
+            typer.echo(f"warning: {warning}", err=True)

@@ -8,6 +8,7 @@ Shapes: B batch, S source, T target, D d_model, F d_ff, V vocabulary, W prefixes
 """
 
 import math
+from collections.abc import Callable
 from typing import cast
 
 import torch
@@ -22,9 +23,11 @@ from nmt.model.dropout import Dropout
 from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache
 from nmt.model.positions import SinusoidalPositions
 
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
+
 
 class FeedForward(nn.Module):
-    """The position-wise layer: ReLU, GELU, or SwiGLU (Shazeer 2020)."""
+    """The position-wise layer: ReLU, GELU, SiLU, or SwiGLU (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -41,7 +44,7 @@ class FeedForward(nn.Module):
             gate_BTF, value_BTF = hidden_BTF.chunk(2, dim=-1)
             hidden_BTF = F.silu(gate_BTF) * value_BTF
         else:
-            hidden_BTF = F.relu(hidden_BTF) if self.activation == "relu" else F.gelu(hidden_BTF)
+            hidden_BTF = _ACTIVATIONS[self.activation](hidden_BTF)
         projected: Tensor = self.down(self.dropout(hidden_BTF))
         return projected
 
@@ -136,7 +139,7 @@ class Transformer(nn.Module):
         pre_norm = config.norm == "pre"
         self.encoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
-        self.output = nn.Linear(d_model, tgt_vocab_size, bias=False)
+        self.output = nn.Linear(d_model, tgt_vocab_size, bias=config.output_bias)
         self.gradient_checkpointing = False  # of a layer keep its inputs alone; the backward pass computes it again
         self._compiled: dict[Region, Region] = {}
         self._initialise()
@@ -245,6 +248,8 @@ class Transformer(nn.Module):
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
         nn.init.normal_(self.output.weight, std=self.output.in_features**-0.5)
+        if self.output.bias is not None:
+            nn.init.zeros_(self.output.bias)
 
 
 def _encode_with(layer: EncoderLayer, x_BSD: Tensor, keep: Tensor | None) -> Tensor:

@@ -17,9 +17,14 @@ _CHUNK_LOGITS_ELSEWHERE = 1 << 27  # 512 MB in fp32
 
 
 def label_smoothed_nll(
-    states_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, smoothing: float, dtype: torch.dtype | None = None
+    states_ND: Tensor,
+    weight_VD: Tensor,
+    targets_N: Tensor,
+    smoothing: float,
+    dtype: torch.dtype | None = None,
+    bias_V: Tensor | None = None,
 ) -> Tensor:
-    """The loss of Szegedy et al. 2016 for logits = states weight^T, summed over the targets: scalar, natural logarithm.
+    """The loss of Szegedy et al. 2016 for logits = states weight^T + bias, summed over the targets: a scalar, in nats.
 
     The logits exist for a chunk of positions at a time, and become the gradient at once, in the forward pass (as in
     Liger's fused linear cross-entropy). A sum, so that micro-batches add up; the caller divides by the number of
@@ -29,20 +34,28 @@ def label_smoothed_nll(
         dtype: of the matrix products; default: that of the states. The softmax is computed in fp32 at least.
     """
     dtype = dtype or states_ND.dtype
-    loss: Tensor = _ChunkedLoss.apply(states_ND, weight_VD, targets_N, smoothing, dtype)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ChunkedLoss.apply(  # type: ignore[no-untyped-call]
+        states_ND, weight_VD, targets_N, smoothing, dtype, bias_V
+    )
     return loss
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """With z = W h, p = softmax(z), target t and e the smoothing: loss = -log p_t + e (z_t - mean(z)).
+    """With z = W h + b, p = softmax(z), target t and e the smoothing: loss = -log p_t + e (z_t - mean(z)).
 
     dloss/dz = p - (1 - e) onehot(t) - e/V. The last term is the same for all of the vocabulary, so it is left out of
-    the chunks, and what it adds to both gradients (and the mean to the loss) is computed once for all positions.
+    the chunks, and what it adds to the gradients (and the mean to the loss) is computed once for all positions.
     """
 
     @staticmethod
     def forward(  # type: ignore[no-untyped-def]
-        ctx, states_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, smoothing: float, dtype: torch.dtype
+        ctx,
+        states_ND: Tensor,
+        weight_VD: Tensor,
+        targets_N: Tensor,
+        smoothing: float,
+        dtype: torch.dtype,
+        bias_V: Tensor | None,
     ) -> Tensor:
         learning = any(ctx.needs_input_grad)
         exact = torch.promote_types(states_ND.dtype, torch.float32)
@@ -50,12 +63,18 @@ class _ChunkedLoss(torch.autograd.Function):
         h_ND, w_VD = states_ND.to(dtype), weight_VD.to(dtype)
         mean_w_D, sum_h_D = weight_VD.to(exact).mean(0), states_ND.to(exact).sum(0)
         loss = -smoothing * (sum_h_D @ mean_w_D)
+        bias_exact_V = None if bias_V is None else bias_V.to(exact)
+        grad_b_V = None if bias_exact_V is None else torch.zeros_like(bias_exact_V)
+        if bias_exact_V is not None:
+            loss = loss - smoothing * num_targets * bias_exact_V.mean()
         grad_h_ND = torch.empty_like(states_ND) if learning else None
         grad_w_VD = torch.zeros_like(weight_VD) if learning else None
         rows = max(1, _CHUNK_LOGITS.get(h_ND.device.type, _CHUNK_LOGITS_ELSEWHERE) // vocab_size)
         for start in range(0, num_targets, rows):
             h_CD, target_C1 = h_ND[start : start + rows], targets_N[start : start + rows, None]
             logits_CV = (h_CD @ w_VD.t()).to(exact)
+            if bias_exact_V is not None:
+                logits_CV += bias_exact_V
             target_logit_C1, log_p_CV = logits_CV.gather(1, target_C1), logits_CV.log_softmax(1)
             del logits_CV
             loss = loss + (smoothing * target_logit_C1 - log_p_CV.gather(1, target_C1)).sum()
@@ -63,6 +82,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 continue
             p_CV = log_p_CV.exp_()
             p_CV.scatter_add_(1, target_C1, torch.full_like(target_logit_C1, smoothing - 1))
+            if grad_b_V is not None:
+                grad_b_V += p_CV.sum(0)
             grad_CV = p_CV.to(dtype)
             grad_h_ND[start : start + rows] = grad_CV @ w_VD
             if dtype == grad_w_VD.dtype:
@@ -72,13 +93,16 @@ class _ChunkedLoss(torch.autograd.Function):
         if grad_h_ND is not None and grad_w_VD is not None:
             grad_h_ND -= smoothing * mean_w_D
             grad_w_VD -= smoothing / vocab_size * sum_h_D
-            ctx.save_for_backward(grad_h_ND, grad_w_VD)
+            if bias_V is not None and grad_b_V is not None:
+                grad_b_V = (grad_b_V - smoothing / vocab_size * num_targets).to(bias_V.dtype)
+            ctx.save_for_backward(grad_h_ND, grad_w_VD, grad_b_V)
         return loss
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[no-untyped-def]
-        grad_h_ND, grad_w_VD = ctx.saved_tensors
-        return grad_h_ND * grad, grad_w_VD * grad, None, None, None
+        grad_h_ND, grad_w_VD, grad_b_V = ctx.saved_tensors
+        grad_bias_V = None if grad_b_V is None else grad_b_V * grad
+        return grad_h_ND * grad, grad_w_VD * grad, None, None, None, grad_bias_V
 
 
 def batch_loss(model: Transformer, batch: Batch, pad: int, smoothing: float, precision: str) -> Tensor:
@@ -98,7 +122,7 @@ def batch_loss(model: Transformer, batch: Batch, pad: int, smoothing: float, pre
         states_ND = model.states(src_BS, tgt_in_BT, src_keep_BS).flatten(0, 1)
     if len(real) < len(tgt_out):  # padding does not go through the output layer, half of a small model's work
         states_ND = states_ND.index_select(0, _on(device, real))
-    return label_smoothed_nll(states_ND, model.output.weight, targets_N, smoothing, dtype)
+    return label_smoothed_nll(states_ND, model.output.weight, targets_N, smoothing, dtype, model.output.bias)
 
 
 def _on(device: torch.device, ids: Ids) -> Tensor:

@@ -226,7 +226,7 @@ def test_training_goes_on_after_positions_grew_in_inference_mode(random_model: M
     logits.sum().backward()
 
 
-@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+@pytest.mark.parametrize("activation", ["relu", "gelu", "silu", "swiglu"])
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("tied", ["none", "decoder", "all"])
 def test_every_parameter_receives_gradient(
@@ -246,6 +246,7 @@ def test_every_parameter_receives_gradient(
     [
         ("relu", lambda up, i, _: max(0.0, up[i])),
         ("gelu", lambda up, i, _: up[i] * (1 + math.erf(up[i] / math.sqrt(2))) / 2),
+        ("silu", lambda up, i, _: up[i] / (1 + math.exp(-up[i]))),
         ("swiglu", lambda up, i, width: up[i] / (1 + math.exp(-up[i])) * up[width + i]),
     ],
 )

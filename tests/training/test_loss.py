@@ -92,6 +92,27 @@ def test_nothing_is_kept_where_no_gradient_is_wanted() -> None:
     assert label_smoothed_nll(states[:0], weight, targets[:0], 0.1) == 0.0
 
 
+def test_the_bias_of_the_output_layer_counts(monkeypatch: pytest.MonkeyPatch, figure: Callable[..., None]) -> None:
+    worst = 0.0
+    for rows, smoothing in itertools.product((1, 4, 100), (0.0, 0.1)):
+        monkeypatch.setitem(loss_module._CHUNK_LOGITS, "cpu", rows * VOCABULARY)
+        states, weight, targets = case(3)
+        results = []
+        for chunked in (True, False):
+            leaves = [t.clone().requires_grad_() for t in (states, weight, torch.linspace(-2, 3, VOCABULARY).double())]
+            if chunked:
+                loss = label_smoothed_nll(leaves[0], leaves[1], targets, smoothing, bias_V=leaves[2])
+            else:
+                logits = leaves[0] @ leaves[1].T + leaves[2]
+                loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
+            results.append([loss.detach(), *torch.autograd.grad(0.37 * loss, leaves)])
+        worst = max(worst, *(float((a - b).abs().max()) for a, b in zip(*results, strict=True)))
+        assert (
+            float((results[0][0] - label_smoothed_nll(states, weight, targets, smoothing)).abs()) > 0.1
+        )  # the control
+    figure("chunked_loss_bias_difference", f"{worst:.1e}", "<= 1e-10, fp64, loss and gradients", worst <= 1e-10)
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_is_summed_in_float32(dtype: torch.dtype) -> None:
     """Products in half precision, from weights and to gradients in fp32."""

@@ -1,0 +1,1 @@
+"""Models of other programs: taken in, and given out."""
