@@ -109,7 +109,7 @@ def test_options_that_do_not_go_together(run: Nmt, model: Path) -> None:
          "length_penalty_type": "power"}),
         ("--coverage-penalty 3", {"coverage_penalty": 3.0}),
         ("--max-length 2 --min-length 2", {"max_length": 2, "min_length": 2}),
-        ("--length-penalty 0 --min-length-ratio 2", {"length_penalty": 0.0, "min_length_ratio": 2.0}),
+        ("--sample --min-length-ratio 2", {"sample": True, "min_length_ratio": 2.0}),
         ("--max-length-ratio 0.1 --max-length-extra 1", {"max_length_ratio": 0.1, "max_length_extra": 1}),
         ("--min-length 8 --no-repeat-ngram 1", {"min_length": 8, "no_repeat_ngram": 1}),
         ("--min-length 8 --repetition-penalty 3", {"min_length": 8, "repetition_penalty": 3.0}),
