@@ -253,7 +253,8 @@ class DecodingConfig(Section):
             problem = error.errors()[0]
             key = ".".join(map(str, problem["loc"]))
             message = problem["msg"].removeprefix("Value error, ")
-            raise ConfigError(f"{key} = {given.get(key)}: {message}." if key else f"{message}.") from None
+            allowed = _allowed_range(["decoding", key])
+            raise ConfigError(f"{key} = {given.get(key)}: {message}{allowed}." if key else f"{message}.") from None
 
 
 class Config(Section):

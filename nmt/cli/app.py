@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 import nmt
-from nmt.cli import attn_plot, data, eval, model, tokenizer, train, translate
+from nmt.cli import attn_plot, data, eval, model, score, tokenizer, train, translate
 from nmt.cli.options import HELP_OPTIONS
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("train")(train.train)
 app.command("translate")(translate.translate)
+app.command("score")(score.score)
 app.command("eval")(eval.evaluate)
 app.command("attn-plot")(attn_plot.attn_plot)
 app.add_typer(tokenizer.app, name="tokenizer")

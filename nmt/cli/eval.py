@@ -7,12 +7,13 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.options import BeamSize, Device, LengthPenalty, Quiet, Threads, use_threads
+from nmt.cli import options
 from nmt.errors import ConfigError
 
 
 def evaluate(
-    model: Annotated[Path | None, typer.Option("-m", "--model", help="Bundle or run folder that translates.")] = None,
+    context: typer.Context,
+    model: Annotated[list[Path] | None, typer.Option("-m", "--model", help=options.MODELS_HELP)] = None,
     src: Annotated[Path | None, typer.Option(help="Source text to translate.")] = None,
     ref: Annotated[list[Path] | None, typer.Option(help="Raw reference text; may be given several times.")] = None,
     hyp: Annotated[Path | None, typer.Option(help="Translations to score, instead of a model.")] = None,
@@ -24,18 +25,21 @@ def evaluate(
     tgt_lang: Annotated[str | None, typer.Option(help="Language of --hyp; chooses the tokenizer.")] = None,
     save_hyp: Annotated[Path | None, typer.Option(help="Write the translations there.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Scores as one JSON object.")] = False,
-    beam_size: BeamSize = None,
-    length_penalty: LengthPenalty = None,
-    device: Device = "auto",
-    threads: Threads = 0,
-    quiet: Quiet = False,
+    beam_size: options.BeamSize = None,
+    length_penalty: options.LengthPenalty = None,
+    precision: options.Precision = "auto",
+    deterministic: options.Deterministic = False,
+    num_workers: options.Workers = 0,
+    device: options.Device = "auto",
+    threads: options.Threads = 0,
+    quiet: options.Quiet = False,
 ) -> None:
     """Score translations against raw references: BLEU, chrF and TER with sacreBLEU's signature."""
     from nmt.evaluation.metrics import METRICS, score, warn_if_tokenised
     from nmt.storage.atomic import replace_file
     from nmt.text.lines import read_file
 
-    if (model is None) == (hyp is None):
+    if (not model) == (hyp is None):
         raise ConfigError("Give either -m MODEL with --src FILE (or -t NAME), or --hyp FILE.")
     if hyp is not None and save_hyp is not None:
         raise ConfigError("--save-hyp saves what -m MODEL translates; --hyp is a file already.")
@@ -45,14 +49,20 @@ def evaluate(
     if hyp is not None:
         hypotheses = read_file(hyp)
     else:
-        assert model is not None
+        assert model
         # What is wrong with options or counts shows here, not after everything is translated.
         compute(["a"] * len(sources), references, tgt_lang=language)
         from nmt.decoding.translator import Translator
 
-        use_threads(threads)
-        decoding = {"beam_size": beam_size, "length_penalty": length_penalty}
-        translator = Translator(model, device=device, decoding=decoding)
+        options.use_threads(threads)
+        translator = Translator(
+            model,
+            device=device,
+            precision=precision,
+            deterministic=deterministic,
+            decoding=options.decoding_keys(context),
+            num_workers=num_workers,
+        )
         languages = f"{translator.bundle.config.src_lang}-{translator.bundle.config.tgt_lang}"
         if langpair is not None and langpair != languages:
             raise ConfigError(f"The model translates {languages}, the test set is {langpair}.")

@@ -1,17 +1,99 @@
-"""Options that several commands share."""
+"""Options that several commands share, each declared once.
 
+Those of decoding bear the names of the keys of `[decoding]`, and their ranges: see `DecodingConfig` in nmt/config.py.
+"""
+
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from nmt.errors import ConfigError
+
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
+
+
+class Format(StrEnum):
+    """How results are written."""
+
+    text = "text"
+    jsonl = "jsonl"
+
+
+def _check(parameter: typer.CallbackParam, value: Any) -> Any:
+    """Refuse what a config would refuse, by the option's name and before anything is loaded."""
+    if value is not None:
+        from nmt.config import DecodingConfig
+
+        assert parameter.name is not None
+        widest = DecodingConfig(beam_size=1000, sample=True)  # with which any one key goes together
+        try:
+            widest.changed(**{parameter.name: value})
+        except ConfigError as error:
+            raise typer.BadParameter(str(error)) from None
+    return value
+
+
+def _decoding(*names: str, help: str) -> Any:
+    """An option that is a key of `[decoding]`."""
+    return typer.Option(*names, help=f"{help} [the model's]", show_default=False, callback=_check)
+
+
 Model = Annotated[Path, typer.Option("-m", "--model", help="Bundle folder, or run folder of nmt train.")]
+MODELS_HELP = "Bundle folder, or run folder of nmt train. Several with one tokenizer translate together."
+Models = Annotated[list[Path], typer.Option("-m", "--model", help=MODELS_HELP)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
 Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0: as many as there are cores.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr; errors only.")]
-BeamSize = Annotated[int | None, typer.Option(min=1, help="Prefixes kept by beam search; 1 is greedy. [the model's]")]
-LengthPenalty = Annotated[float | None, typer.Option(min=0.0, help="GNMT's alpha; more favours longer. [the model's]")]
+Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, fp16 or int8.")]
+Deterministic = Annotated[bool, typer.Option("--deterministic", help="Scores equal to the bit in any company; slower.")]
+Workers = Annotated[int, typer.Option("--num-workers", min=0, help="Batches at a time; 0: one a core, or a GPU.")]
+BatchRows = Annotated[int, typer.Option(min=1, help="Lines times beam decoded together at most.")]
+Output = Annotated[
+    Path | None, typer.Option("-o", "--output", help="Write there, all at once when it is complete. [stdout]")
+]
+
+BeamSize = Annotated[int | None, _decoding("-b", "--beam-size", help="Prefixes kept by beam search; 1 is greedy.")]
+NBest = Annotated[int | None, _decoding("--n-best", help="Translations a line (--format jsonl).")]
+LengthPenalty = Annotated[float | None, _decoding("--length-penalty", help="Alpha; more favours longer, 0: none.")]
+LengthPenaltyType = Annotated[
+    str | None, _decoding("--length-penalty-type", help="gnmt, ((5 + length) / 6) ^ alpha, or power, length ^ alpha.")
+]
+CoveragePenalty = Annotated[float | None, _decoding("--coverage-penalty", help="GNMT's beta; 0: none.")]
+MaxLengthRatio = Annotated[
+    float | None, _decoding("--max-length-ratio", help="Pieces of a translation a piece of source, at most.")
+]
+MaxLengthExtra = Annotated[int | None, _decoding("--max-length-extra", help="Pieces allowed on top of that.")]
+MaxLength = Annotated[int | None, _decoding("--max-length", help="Pieces of a translation, at most.")]
+MinLength = Annotated[int | None, _decoding("--min-length", help="Pieces of a translation, at least.")]
+MinLengthRatio = Annotated[float | None, _decoding("--min-length-ratio", help="The same a piece of source.")]
+NoRepeatNgram = Annotated[int | None, _decoding("--no-repeat-ngram", help="No n-gram of pieces twice; 0: no rule.")]
+RepetitionPenalty = Annotated[
+    float | None, _decoding("--repetition-penalty", help="Above 1: pieces that occurred become less likely.")
+]
+Sample = Annotated[bool | None, _decoding("--sample/--no-sample", help="Draw instead of searching.")]
+Temperature = Annotated[float | None, _decoding("--temperature", help="Of sampling, which it turns on.")]
+TopK = Annotated[int | None, _decoding("--top-k", help="Sample among the k likeliest pieces; 0: all.")]
+TopP = Annotated[float | None, _decoding("--top-p", help="Sample among the likeliest of this probability.")]
+Seed = Annotated[int | None, _decoding("--seed", help="Of sampling.")]
+
+
+def decoding_keys(context: typer.Context) -> dict[str, Any]:
+    """The keys of `[decoding]` among the options that were given; a key of sampling alone turns sampling on.
+
+    `--no-sample` takes the keys of sampling back that a bundle carries.
+    """
+    from nmt.config import DecodingConfig
+
+    defaults = {key: field.default for key, field in DecodingConfig.model_fields.items()}
+    given = {key: context.params[key] for key in defaults if context.params.get(key) is not None}
+    of_sampling = ("temperature", "top_k", "top_p")
+    if any(key in given for key in of_sampling):
+        given.setdefault("sample", True)
+    if given.get("sample") is False:
+        given = {**{key: defaults[key] for key in of_sampling}, **given}
+    return given
 
 
 def use_threads(threads: int) -> None:

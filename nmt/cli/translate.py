@@ -1,37 +1,150 @@
 """`nmt translate`."""
 
-import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from nmt.cli.options import BeamSize, Device, LengthPenalty, Model, Quiet, Threads, use_threads
+from nmt.cli import options, streams
+from nmt.cli.options import Format
+from nmt.errors import ConfigError
+from nmt.text.lines import MAX_LINE_BYTES, is_blank
+
+if TYPE_CHECKING:
+    from nmt.decoding.translator import Translation, Translator
+
+_MAX_JSON_BYTES = 16 * MAX_LINE_BYTES  # of a line with all its fields
+
+
+@dataclass(frozen=True)
+class _Request:
+    """What a line asks for.
+
+    Attributes:
+        prefix: what the translation must begin with.
+        fields: of a line of JSON; None of any other, and of a blank one.
+        error: why the line cannot be translated.
+    """
+
+    text: str = ""
+    prefix: str = ""
+    fields: dict[str, Any] | None = None
+    error: str = ""
 
 
 def translate(
-    model: Model,
+    context: typer.Context,
+    model: options.Models,
     input: Annotated[Path | None, typer.Option("-i", "--input", help="Text file. [stdin]")] = None,
-    beam_size: BeamSize = None,
-    length_penalty: LengthPenalty = None,
-    device: Device = "auto",
-    threads: Threads = 0,
-    quiet: Quiet = False,
+    output: options.Output = None,
+    prefix: Annotated[
+        Path | None, typer.Option(help="Line k of this file is what translation k must begin with, in whole words.")
+    ] = None,
+    format: Annotated[
+        Format, typer.Option(help='jsonl: objects with "text" (and "prefix") in; the same with their translation out.')
+    ] = Format.text,
+    line_buffered: Annotated[
+        bool, typer.Option("--line-buffered", help="Answer each line before the next is read; slower.")
+    ] = False,
+    beam_size: options.BeamSize = None,
+    n_best: options.NBest = None,
+    length_penalty: options.LengthPenalty = None,
+    length_penalty_type: options.LengthPenaltyType = None,
+    coverage_penalty: options.CoveragePenalty = None,
+    max_length_ratio: options.MaxLengthRatio = None,
+    max_length_extra: options.MaxLengthExtra = None,
+    max_length: options.MaxLength = None,
+    min_length: options.MinLength = None,
+    min_length_ratio: options.MinLengthRatio = None,
+    no_repeat_ngram: options.NoRepeatNgram = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    sample: options.Sample = None,
+    temperature: options.Temperature = None,
+    top_k: options.TopK = None,
+    top_p: options.TopP = None,
+    seed: options.Seed = None,
+    precision: options.Precision = "auto",
+    deterministic: options.Deterministic = False,
+    num_workers: options.Workers = 0,
+    batch_rows: options.BatchRows = 256,
+    device: options.Device = "auto",
+    threads: options.Threads = 0,
+    quiet: options.Quiet = False,
 ) -> None:
-    """Translate lines: line k of stdin becomes line k of stdout."""
-    from nmt.decoding.translator import WINDOW_LINES, Translator
-    from nmt.text.lines import LineNotes, open_text, read_lines
-    from nmt.text.windows import windows
+    """Translate lines: line k of stdin becomes line k of stdout.
 
-    stream = open_text(input) if input is not None else sys.stdin.buffer
-    use_threads(threads)
-    decoding = {"beam_size": beam_size, "length_penalty": length_penalty}
-    translator = Translator(model, device=device, decoding=decoding)
-    notes = LineNotes()
-    for window in windows(read_lines(stream, notes), WINDOW_LINES):
-        lines = translator.translate(window)
-        sys.stdout.buffer.write("".join(f"{line}\n" for line in lines).encode())
-        sys.stdout.buffer.flush()
-    if not quiet:
-        for warning in notes.warnings(str(input or "stdin")):
-            typer.echo(f"warning: {warning}", err=True)
+    With --format jsonl each line is an object with a string "text", and may have a "prefix". It comes out with
+    "translation", "score" (the log-probability, normalised as the search does), "log_prob", "tokens" (the last is the
+    end), "token_log_probs" and, with several, "n_best"; fields of these names are overwritten, all others kept. A line
+    that is no such object comes out as {"error": "…"}, and the exit code is 3.
+    """
+    if format is Format.text and n_best is not None and n_best > 1:
+        raise ConfigError(f"--n-best {n_best} needs --format jsonl: text has one line for each line.")
+    if format is Format.jsonl and prefix is not None:
+        raise ConfigError('--prefix goes with text; with --format jsonl give each object a field "prefix".')
+    source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
+    prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
+    requests = _requests(source, prefixes, format)
+    bad = streams.BadLines(source.name, quiet)
+    with streams.results_to(output) as out:
+        from nmt.decoding.translator import WINDOW_LINES, Translator
+
+        options.use_threads(threads)
+        translator = Translator(
+            model,
+            device=device,
+            precision=precision,
+            deterministic=deterministic,
+            decoding=options.decoding_keys(context),
+            num_workers=num_workers,
+            batch_rows=batch_rows,
+        )
+        numbers = count(1)
+        for window in streams.gather(requests, WINDOW_LINES, line_buffered):
+            found = translator.translations([r.text for r in window], [r.prefix for r in window])
+            lines = []
+            for request, translation, number in zip(window, found, numbers, strict=False):
+                if request.error:
+                    bad.add(number, request.error)
+                lines.append(_answer(request, translation, translator, format))
+            streams.write_lines(out, lines)
+    for each in filter(None, (source, prefixes)):
+        each.warn(quiet)
+    bad.check()
+
+
+def _requests(source: streams.Source, prefixes: streams.Source | None, format: Format) -> Iterator[_Request]:
+    """What each line asks for, as it is read."""
+    if format is Format.jsonl:
+        return map(_parsed, source.lines)
+    if prefixes is None:
+        return map(_Request, source.lines)
+    return (_Request(*pair) for pair in streams.in_step(source, prefixes))
+
+
+def _parsed(line: str) -> _Request:
+    if is_blank(line):
+        return _Request()
+    try:
+        fields = streams.parse_object(line)
+        text = streams.string_field(fields, "text", MAX_LINE_BYTES)
+        prefix = streams.string_field(fields, "prefix", MAX_LINE_BYTES, default="")
+    except ValueError as error:
+        return _Request(error=str(error))
+    return _Request(text, prefix, fields)
+
+
+def _answer(request: _Request, translation: "Translation", translator: "Translator", format: Format) -> str:
+    """The line that answers a line."""
+    if request.error:
+        return streams.to_json({"error": request.error})
+    if format is Format.text or request.fields is None:
+        return translation.text
+    tokenizer = translator.bundle.tokenizer
+    n_best = [{"translation": translator.text(h), **streams.facts(h, tokenizer)} for h in translation.hypotheses]
+    best = n_best[0] if n_best else {"translation": "", **streams.facts(None, tokenizer)}
+    several = {"n_best": n_best} if translator.decoding.n_best > 1 else {}
+    return streams.to_json({**request.fields, **best, **several})

@@ -4,11 +4,13 @@ A folder is filled under a temporary name, every file is fsynced, the manifest i
 commits it (the ordering argument is that of "All File Systems Are Not Created Equal", OSDI 2014).
 """
 
+import errno
 import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from nmt.errors import StorageError
 from nmt.storage.manifest import MANIFEST, manifest_of
@@ -39,6 +41,34 @@ def replace_file(path: Path, data: bytes) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise StorageError(f"Cannot write {path} ({len(data):,} bytes): {error.strerror}.") from error
+
+
+@contextmanager
+def atomic_stream(path: Path) -> Iterator[BinaryIO]:
+    """Yield a stream; what was written to it becomes the file at the end, on an error nothing changes.
+
+    A device or pipe is written to at once. Raises: StorageError, when it cannot be opened or put in its place.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        with path.open("wb") as stream:
+            yield stream
+        return
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        file = temporary.open("wb")
+    except OSError as error:
+        raise StorageError(f"Cannot write {path}: {error.strerror}.") from error
+    try:
+        with file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 @contextmanager

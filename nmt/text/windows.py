@@ -3,8 +3,10 @@
 import queue
 import threading
 from collections.abc import Iterable, Iterator
+from typing import TypeVar
 
 IDLE_S = 0.05
+Line = TypeVar("Line")  # text, or what was read from it
 
 
 class _End:
@@ -14,15 +16,15 @@ class _End:
         self.error = error
 
 
-def windows(lines: Iterable[str], max_lines: int, idle_s: float = IDLE_S) -> Iterator[list[str]]:
+def windows(lines: Iterable[Line], max_lines: int, idle_s: float = IDLE_S) -> Iterator[list[Line]]:
     """Gather lines; a window closes when it is full or when no line has come for `idle_s` seconds.
 
     So a whole file is translated in large batches, and a program that sends one line and waits is answered at once.
     Lines are read in a thread, at most one window ahead.
     """
-    pending: queue.Queue[str | _End] = queue.Queue(maxsize=max_lines)
+    pending: queue.Queue[Line | _End] = queue.Queue(maxsize=max_lines)
     threading.Thread(target=_read_into, args=(lines, pending), daemon=True).start()
-    window: list[str] = []
+    window: list[Line] = []
     while True:
         try:
             item = pending.get(timeout=idle_s) if window else pending.get()
@@ -42,7 +44,7 @@ def windows(lines: Iterable[str], max_lines: int, idle_s: float = IDLE_S) -> Ite
             window = []
 
 
-def _read_into(lines: Iterable[str], pending: "queue.Queue[str | _End]") -> None:
+def _read_into(lines: Iterable[Line], pending: "queue.Queue[Line | _End]") -> None:
     error: BaseException | None = None
     try:
         for line in lines:

@@ -1,0 +1,102 @@
+"""`nmt score`."""
+
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from nmt.cli import options, streams
+from nmt.cli.options import Format
+from nmt.errors import ConfigError
+from nmt.text.lines import MAX_LINE_BYTES, is_blank
+
+if TYPE_CHECKING:
+    from nmt.decoding.search import Hypothesis
+    from nmt.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A line and its translation; `error` says why there is no such pair."""
+
+    src: str = ""
+    tgt: str = ""
+    error: str = ""
+
+
+def score(
+    context: typer.Context,
+    model: options.Models,
+    src: Annotated[Path | None, typer.Option(help="Source text. [with --tgt; else pairs from stdin]")] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
+    output: options.Output = None,
+    format: Annotated[
+        Format, typer.Option(help="text: score TAB log_prob; jsonl: objects with those of each piece, too.")
+    ] = Format.text,
+    length_penalty: options.LengthPenalty = None,
+    length_penalty_type: options.LengthPenaltyType = None,
+    repetition_penalty: options.RepetitionPenalty = None,
+    precision: options.Precision = "auto",
+    deterministic: options.Deterministic = False,
+    num_workers: options.Workers = 0,
+    batch_rows: options.BatchRows = 256,
+    device: options.Device = "auto",
+    threads: options.Threads = 0,
+    quiet: options.Quiet = False,
+) -> None:
+    """How probable the model finds given translations: one line for each pair.
+
+    Pairs are line k of --src and line k of --tgt, or lines of stdin, source TAB target. A line of text is the score
+    (the log-probability, normalised for length as the search does, without a coverage penalty), a TAB, and the natural
+    log-probability, end included. With --format jsonl it is an object: score, log_prob, tokens (the last is the end),
+    token_log_probs, src, tgt. Where either side is blank the line is blank, or the numbers are null.
+    """
+    if (src is None) != (tgt is None):
+        raise ConfigError("Give both --src FILE and --tgt FILE, or neither: then stdin has source TAB target.")
+    sources = [streams.Source(path, MAX_LINE_BYTES) for path in ([src, tgt] if src else [None])]
+    pairs = (_Pair(*pair) for pair in streams.in_step(*sources)) if src else map(_split, sources[0].lines)
+    bad = streams.BadLines(sources[0].name, quiet)
+    with streams.results_to(output) as out:
+        from nmt.decoding.translator import WINDOW_LINES, Translator
+
+        options.use_threads(threads)
+        translator = Translator(
+            model,
+            device=device,
+            precision=precision,
+            deterministic=deterministic,
+            decoding=options.decoding_keys(context),
+            num_workers=num_workers,
+            batch_rows=batch_rows,
+        )
+        numbers = count(1)
+        for window in streams.gather(pairs, WINDOW_LINES, line_buffered=False):
+            found = translator.score([pair.src for pair in window], [pair.tgt for pair in window])
+            lines = []
+            for pair, hypothesis, number in zip(window, found, numbers, strict=False):
+                if pair.error:
+                    bad.add(number, pair.error)
+                lines.append(_answer(pair, hypothesis, translator.bundle.tokenizer, format))
+            streams.write_lines(out, lines)
+    for source in sources:
+        source.warn(quiet)
+    bad.check()
+
+
+def _split(line: str) -> _Pair:
+    """Source TAB target; further columns are not looked at, as in the TSV files of training."""
+    if "\t" not in line:
+        return _Pair(error="" if is_blank(line) else "no TAB between source and target")
+    return _Pair(*line.split("\t")[:2])
+
+
+def _answer(pair: _Pair, hypothesis: "Hypothesis | None", tokenizer: "Tokenizer", format: Format) -> str:
+    """The line that answers a pair."""
+    if format is Format.text:
+        return "" if hypothesis is None else f"{hypothesis.score:.6f}\t{hypothesis.log_prob:.6f}"
+    if pair.error:
+        return streams.to_json({"error": pair.error})
+    src, tgt = pair.src, pair.tgt
+    return streams.to_json({**streams.facts(hypothesis, tokenizer), "src": src, "tgt": tgt})

@@ -1,0 +1,177 @@
+"""Lines in and results out, for commands that answer line by line: pairs of streams, JSON lines, bad lines."""
+
+import json
+import math
+import re
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+import typer
+
+from nmt.errors import DataError
+from nmt.storage.atomic import atomic_stream
+from nmt.text.lines import LineNotes, open_text, read_lines
+from nmt.text.windows import windows
+
+if TYPE_CHECKING:
+    from nmt.decoding.search import Hypothesis
+    from nmt.text.tokenizer import Tokenizer
+
+Item = TypeVar("Item")
+_SHOWN = 5  # warnings of bad lines
+_MAX_DEPTH = 100  # of JSON: what could be read must be sure to be written, too
+_MAX_DIGITS = 4000  # of an integer; Python reads 4,300
+_SURROGATES = re.compile("[\ud800-\udfff]")
+# Not those that JSON escapes anyway; some readers break lines at them, and a lone surrogate is no UTF-8.
+_TO_ESCAPE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+class Source:
+    """A stream of lines with its name, and notes of what had to be mended."""
+
+    def __init__(self, path: Path | None, max_line_bytes: int) -> None:
+        self.name = "stdin" if path is None else str(path)
+        self.live = path is None
+        self._notes = LineNotes()
+        self.lines = read_lines(sys.stdin.buffer if path is None else open_text(path), self._notes, max_line_bytes)
+
+    def warn(self, quiet: bool) -> None:
+        """Say on stderr what had to be mended."""
+        for warning in [] if quiet else self._notes.warnings(self.name):
+            typer.echo(f"warning: {warning}", err=True)
+
+
+class BadLines:
+    """Lines that get no result: they keep their place, the rest goes on, and the command ends with exit code 3."""
+
+    def __init__(self, name: str, quiet: bool) -> None:
+        self._name, self._quiet = name, quiet
+        self._count = self._first = 0
+
+    def add(self, number: int, reason: str) -> None:
+        """Note line `number`, from 1, with a warning for the first ones."""
+        self._count += 1
+        self._first = self._first or number
+        if self._count <= _SHOWN and not self._quiet:
+            typer.echo(f"warning: {self._name}, line {number}: {reason}.", err=True)
+
+    def check(self) -> None:
+        """Raises: DataError, if there were any."""
+        if self._count:
+            raise DataError(
+                f"{self._name}: {self._count:,} line(s) have no result, the first is line {self._first:,}; each kept "
+                f"its place. All others are done."
+            )
+
+
+def results_to(output: Path | None) -> AbstractContextManager[BinaryIO]:
+    """Where results go: stdout, or a file that appears when all is done."""
+    return nullcontext(sys.stdout.buffer) if output is None else atomic_stream(output)
+
+
+def gather(items: Iterable[Item], max_lines: int, line_buffered: bool) -> Iterator[list[Item]]:
+    """Windows of a stream; with `line_buffered` each of one line, before the next is read."""
+    return ([item] for item in items) if line_buffered else windows(items, max_lines)
+
+
+def write_lines(out: BinaryIO, lines: Iterable[str]) -> None:
+    """Write lines and hand them on at once."""
+    out.write("".join(f"{line}\n" for line in lines).encode())
+    out.flush()
+
+
+def in_step(first: Source, second: Source) -> Iterator[tuple[str, str]]:
+    """Line k of one with line k of the other. Raises: DataError, after the shorter one's last line."""
+    for number, (one, other) in enumerate(zip_longest(first.lines, second.lines)):
+        if one is None or other is None:
+            # Who still writes to stdin may be waiting for an answer: those lines are not counted.
+            uncounted = other is None and first.live
+            longer = first if other is None else second
+            count = "more" if uncounted else f"{number + 1 + sum(1 for _ in longer.lines):,}"
+            shorter = second if other is None else first
+            raise DataError(
+                f"{shorter.name} has {number:,} line(s), {longer.name} has {count}; line k of one belongs to line k of "
+                f"the other."
+            )
+        yield one, other
+
+
+def parse_object(line: str) -> dict[str, Any]:
+    """A JSON object. Raises: ValueError, with a reason for the user (also for numbers that JSON cannot write again)."""
+    try:
+        found = json.loads(line, parse_constant=_refuse, parse_float=_finite_float, parse_int=_short_int)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"no JSON: {error.msg}, at character {error.pos + 1}") from None
+    except RecursionError:
+        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels") from None
+    except ValueError as error:
+        raise ValueError(f"no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError("no JSON object")
+    if _is_deep(found):
+        raise ValueError(f"nested deeper than {_MAX_DEPTH} levels")
+    return found
+
+
+def string_field(fields: dict[str, Any], key: str, max_bytes: int, default: str | None = None) -> str:
+    """A field as text without lone surrogates. Raises: ValueError, with a reason for the user."""
+    value = fields.get(key, default)
+    if not isinstance(value, str):
+        raise ValueError(f'no string "{key}"')
+    value = _SURROGATES.sub("\ufffd", value)
+    if len(value.encode()) > max_bytes:
+        raise ValueError(f'"{key}" is longer than {max_bytes:,} bytes')
+    return value
+
+
+def to_json(record: dict[str, Any]) -> str:
+    """A record as one line for every reader. Raises: ValueError (NaN, infinity)."""
+    text = json.dumps(record, ensure_ascii=False, allow_nan=False)
+    return _TO_ESCAPE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def facts(hypothesis: "Hypothesis | None", tokenizer: "Tokenizer") -> dict[str, Any]:
+    """A hypothesis as fields of JSON; tokens end with EOS, so that each has its log-probability."""
+    if hypothesis is None:
+        return {"score": None, "log_prob": None, "tokens": [], "token_log_probs": []}
+    pieces = tokenizer.tgt_pieces([*hypothesis.ids, tokenizer.special.eos])
+    return {
+        "score": _finite(hypothesis.score),
+        "log_prob": _finite(hypothesis.log_prob),
+        "tokens": pieces[: len(hypothesis.token_log_probs)],
+        "token_log_probs": [_finite(log_prob) for log_prob in hypothesis.token_log_probs],
+    }
+
+
+def _finite(number: float) -> float | None:
+    return number if math.isfinite(number) else None
+
+
+def _is_deep(value: object) -> bool:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        nested = [list(v.values()) if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        level = [child for children in nested for child in children]
+        if not level:
+            return False
+    return True
+
+
+def _short_int(text: str) -> int:
+    if len(text) > _MAX_DIGITS:
+        raise ValueError(f"{text[:20]}… is out of range")
+    return int(text)
+
+
+def _finite_float(text: str) -> float:
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text[:20]} is out of range")
+    return float(text)
+
+
+def _refuse(constant: str) -> float:
+    raise ValueError(f"{constant} is no number of JSON")
