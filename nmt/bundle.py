@@ -77,10 +77,11 @@ class Bundle:
         config = _read_config(folder)
         tokenizer = _checked_tokenizer(folder, config)
         with torch.device("meta"):
-            shapes = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
-        _check_tensors(folder / "model.safetensors", shapes)
-        model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
-        load_weights(model, _read_tensors(folder / "model.safetensors"))
+            model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
+        _check_tensors(folder / "model.safetensors", model)
+        weights = _read_tensors(folder / "model.safetensors")
+        model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False, assign=True)
+        model.tie_output()
         return cls(config, model.to(device).eval(), tokenizer)
 
     def write_into(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:

@@ -142,9 +142,10 @@ class Transformer(nn.Module):
         self.output = nn.Linear(d_model, tgt_vocab_size, bias=config.output_bias)
         self.gradient_checkpointing = False  # of a layer keep its inputs alone; the backward pass computes it again
         self._compiled: dict[Region, Region] = {}
-        self._initialise()
-        if tied != "none":
-            self.output.weight = self.tgt_embedding.weight
+        self._output_is_tied = tied != "none"
+        if not self.output.weight.is_meta:
+            self._initialise()
+        self.tie_output()
 
     def forward(self, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
         """Logits of the next token at every target position. Shape: (B, T, V)."""
@@ -197,6 +198,11 @@ class Transformer(nn.Module):
             x_BWD = layer(x_BWD, cross, state.memory_bias, cache, cache_bias)
         logits_BWV: Tensor = self.output(self.decoder_norm(x_BWD))
         return logits_BWV
+
+    def tie_output(self) -> None:
+        """Let the output layer have the target embedding's matrix, if the config says so."""
+        if self._output_is_tied:
+            self.output.weight = self.tgt_embedding.weight
 
     def num_parameters(self) -> int:
         """Trainable numbers, tied ones counted once."""
