@@ -2,147 +2,48 @@
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from nmt.config import ModelConfig
 from nmt.decoding import search
-from nmt.decoding.search import Hypothesis, SearchOptions, Step, beam_search, greedy_search, length_penalty
-from nmt.model.kv_cache import LayerCache
-from nmt.model.transformer import Transformer
+from nmt.decoding.options import Limits, SearchOptions
+from nmt.decoding.paths import greedy_search
+from nmt.decoding.search import beam_search, length_penalty
+from nmt.model.kv_cache import DecoderState
+from oracle import (
+    BOS,
+    EOS,
+    ForgetfulRows,
+    Search,
+    TableRows,
+    Tables,
+    TransformerBatch,
+    enumerate_all,
+    is_same,
+    random_tables,
+    run,
+)
+from tiny import one_thread
 
-BOS, EOS = 0, 1
 Figure = Callable[..., None]
-Search = Callable[[Step, search.RowState, Tensor, SearchOptions], list[list[Hypothesis]]]
 
 
 @pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """Tensors this small are slower with more."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread() -> Iterator[None]:
+    with one_thread():
+        yield
 
 
-@dataclass
-class Tables:
-    """Logits that depend on the sentence and on its whole prefix: one row a node of the tree of prefixes.
-
-    The root is node 0; token v leads from node n to node n * V + v + 1.
-    """
-
-    logits_BNV: Tensor
-    max_lengths: Tensor
-    options: SearchOptions
-
-    def child(self, node: int, token: int) -> int:
-        return node * self.logits_BNV.shape[2] + token + 1
-
-
-@dataclass
-class TableState:
-    """The decoder state of a table: each row's sentence and prefix. Checks that no row leaves its sentence."""
-
-    tables: Tables
-    sentences_B: Tensor = field(init=False)
-    sentence_N: Tensor = field(init=False)
-    node_N: Tensor = field(init=False)
-    started: bool = False
-
-    def __post_init__(self) -> None:
-        self.sentences_B = self.sentence_N = torch.arange(len(self.tables.max_lengths))
-        self.node_N = torch.zeros_like(self.sentence_N)
-
-    def step(self, tokens_N: Tensor) -> Tensor:
-        if self.started:
-            self.node_N = self.tables.child(self.node_N, tokens_N)
-        else:
-            assert (tokens_N == BOS).all()
-        self.started = True
-        return self.tables.logits_BNV[self.sentence_N, self.node_N].clone()
-
-    def reorder(self, rows_N: Tensor) -> None:
-        self.sentence_N, self.node_N = self.sentence_N[rows_N], self.node_N[rows_N]
-        width = len(rows_N) // len(self.sentences_B)
-        assert torch.equal(self.sentence_N, self.sentences_B.repeat_interleave(width))
-
-    def keep_sentences(self, sentences: Tensor, rows: Tensor) -> None:
-        self.sentences_B = self.sentences_B[sentences]
-        if len(sentences):
-            self.reorder(rows)
-
-
-class ForgetfulState(TableState):
-    """Continues every row from the first of its sentence."""
-
-    def reorder(self, rows_N: Tensor) -> None:
-        width = int((self.sentence_N == self.sentence_N[0]).sum())
-        super().reorder(rows_N - rows_N % width)
-
-
-def run(
-    tables: Tables, how: Search = beam_search, state_class: type[TableState] = TableState, **options: object
-) -> list[list[Hypothesis]]:
-    state = state_class(tables)
-    return how(state.step, state, tables.max_lengths, replace(tables.options, **options))
-
-
-def random_tables(rng: np.random.Generator, alpha: float) -> Tables:
-    """Up to three sentences over up to five tokens, with limits of up to five tokens."""
-    vocab, batch = int(rng.integers(3, 6)), int(rng.integers(1, 4))
-    max_lengths = torch.from_numpy(rng.integers(1, 6, batch))
-    depth = int(max_lengths.max())
-    nodes = sum(vocab**level for level in range(depth))
-    options = SearchOptions(
-        bos=BOS,
-        eos=EOS,
-        banned=((), (BOS,))[rng.integers(2)],
-        beam_size=vocab**depth,
-        length_penalty=alpha,
-        min_length=int(rng.integers(0, 3)),
-    )
-    return Tables(torch.from_numpy(rng.normal(size=(batch, nodes, vocab)) * 1.5), max_lengths, options)
-
-
-def enumerate_all(tables: Tables, sentence: int) -> list[Hypothesis]:
-    """Every sentence that the options allow, best first, by recursion over log-probabilities written out."""
-    options, longest = tables.options, int(tables.max_lengths[sentence])
-    log_probs = tables.logits_BNV[sentence].log_softmax(-1).tolist()
-    found = []
-
-    def extend(ids: tuple[int, ...], node: int, log_prob: float) -> None:
-        length = len(ids) + 1
-        for token, token_log_prob in enumerate(log_probs[node]):
-            total = log_prob + token_log_prob
-            if token == EOS:
-                if length > options.min_length or length == longest:
-                    found.append(Hypothesis(total / ((5 + length) / 6) ** options.length_penalty, total, ids))
-            elif token not in options.banned and length < longest:
-                extend((*ids, token), tables.child(node, token), total)
-
-    extend((), 0, 0.0)
-    return sorted(found, reverse=True)
-
-
-def is_same(ours: list[Hypothesis], theirs: list[Hypothesis]) -> bool:
-    """Equal ids, and scores within 1e-10."""
-    return [h.ids for h in ours] == [h.ids for h in theirs] and all(
-        abs(a.score - b.score) <= 1e-10 and abs(a.log_prob - b.log_prob) <= 1e-10
-        for a, b in zip(ours, theirs, strict=True)
-    )
-
-
-def equal_to_enumeration(cases: int, seed: int, alphas: list[float], state_class: type[TableState] = TableState) -> int:
+def equal_to_enumeration(cases: int, seed: int, alphas: list[float], rows_class: type[TableRows] = TableRows) -> int:
     """Tables whose three best hypotheses under a beam wide enough for everything are those of the enumeration."""
     rng, equal = np.random.default_rng(seed), 0
     for case in range(cases):
         tables = random_tables(rng, alphas[case % len(alphas)])
-        found = run(tables, state_class=state_class, n_best=3)
+        found = run(tables, rows_class=rows_class, n_best=3)
         equal += all(is_same(best, enumerate_all(tables, b)[:3]) for b, best in enumerate(found))
     return equal
 
@@ -154,14 +55,14 @@ def test_a_wide_beam_finds_the_best_of_all(alphas: list[float], figure: Figure) 
 
 
 def test_the_enumeration_sees_a_search_that_forgets_to_reorder(figure: Figure) -> None:
-    equal = equal_to_enumeration(50, 2, [0.6], ForgetfulState)
+    equal = equal_to_enumeration(50, 2, [0.6], ForgetfulRows)
     figure("beam_control_forgets_reorder", f"{equal} of 50 equal", "<= 40", equal <= 40)
 
 
 @pytest.mark.parametrize(
     ("broken", "replacement"),
     [
-        ("length_penalty", lambda length, alpha: length_penalty(length, -alpha)),
+        ("length_penalty", lambda length, options: 1 / length_penalty(length, options)),
         ("_is_done", lambda finished, best, *_: bool(finished) or best == -math.inf),
     ],
 )
@@ -222,53 +123,6 @@ def test_the_greedy_comparison_sees_ends_taken_from_below_the_beam(
     figure("beam_1_control_ends_below_the_beam", f"{equal} of 50 equal", "<= 40", equal <= 40)
 
 
-@dataclass
-class TransformerBatch:
-    """A random model in float64 and padded source sentences."""
-
-    model: Transformer
-    src: Tensor
-    keep: Tensor
-    max_lengths: Tensor
-    options: SearchOptions
-
-    @classmethod
-    def random(cls, rng: np.random.Generator) -> "TransformerBatch":
-        torch.manual_seed(int(rng.integers(2**31)))
-        config = ModelConfig(
-            num_encoder_layers=1,
-            num_decoder_layers=1,
-            d_model=16,
-            num_heads=2,
-            d_ff=24,
-            norm=str(rng.choice(["pre", "post"])),
-        )
-        model = Transformer(config, 12, 12).double().eval()
-        batch = int(rng.integers(2, 5))
-        lengths = torch.from_numpy(rng.integers(1, 8, batch))
-        src = torch.from_numpy(rng.integers(2, 12, (batch, int(lengths.max()))))
-        keep = torch.arange(src.shape[1]) < lengths[:, None]
-        beam, alpha = int(rng.integers(1, 5)), float(rng.choice([0.0, 0.6, 1.5]))
-        options = SearchOptions(BOS, EOS, banned=(BOS,), beam_size=beam, length_penalty=alpha, n_best=beam)
-        return cls(model, src, keep, torch.from_numpy(rng.integers(2, 9, batch)), options)
-
-    @torch.no_grad()
-    def search(self, rows: slice = slice(None), masked: bool = True) -> list[list[Hypothesis]]:
-        """Search some sentences, with no more padding than they need if masked."""
-        keep = self.keep[rows]
-        longest = int(keep.sum(1).max())
-        state = self.model.prefill(self.src[rows, :longest], keep[:, :longest] if masked else None)
-        how = beam_search if self.options.beam_size > 1 else greedy_search
-        return how(lambda tokens: self.model.decode_step(tokens, state), state, self.max_lengths[rows], self.options)
-
-    @torch.no_grad()
-    def forced(self, sentence: int, ids: tuple[int, ...]) -> float:
-        """The log-probability of ids and EOS, by the full decoder."""
-        src = self.src[sentence : sentence + 1, : int(self.keep[sentence].sum())]
-        log_probs = self.model(src, torch.tensor([[BOS, *ids]]))[0].log_softmax(-1)
-        return float(log_probs[torch.arange(len(ids) + 1), [*ids, EOS]].sum())
-
-
 def equal_alone_and_together(batches: int, masked: bool = True) -> int:
     rng, equal = np.random.default_rng(5), 0
     for _ in range(batches):
@@ -313,38 +167,54 @@ def test_scores_are_those_of_teacher_forcing(figure: Figure) -> None:
 
 
 def test_teacher_forcing_sees_a_cache_that_is_not_reordered(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
-    select = LayerCache.select
+    reorder = DecoderState.reorder
 
-    def broken(self: LayerCache, rows: Tensor) -> None:
-        if self._buffer is not None and len(rows) != self._buffer.shape[1]:
-            select(self, rows)
+    def broken(self: DecoderState, parents: Tensor) -> None:
+        if self.slots_BWT is not None and parents.shape != self.slots_BWT.shape[:2]:
+            reorder(self, parents)
 
-    monkeypatch.setattr(LayerCache, "select", broken)
+    monkeypatch.setattr(DecoderState, "reorder", broken)
     worst, _ = forced_score_difference(20)
     figure("teacher_forcing_control_no_reorder", f"{worst:.2f}", "> 1e-3", worst > 1e-3)
 
 
 def test_gnmt_length_penalty_by_hand() -> None:
-    assert length_penalty(1, 0.6) == 1.0
-    assert length_penalty(7, 1.0) == 2.0
-    assert length_penalty(13, 2.0) == 9.0
-    assert length_penalty(20, 0.0) == 1.0
-    assert length_penalty(19, 0.5) == 2.0
-    assert abs(length_penalty(10, 0.6) - 1.7329) < 1e-4
+    def penalty(length: int, alpha: float) -> float:
+        return length_penalty(length, SearchOptions(BOS, EOS, length_penalty=alpha))
+
+    assert penalty(1, 0.6) == 1.0
+    assert penalty(7, 1.0) == 2.0
+    assert penalty(13, 2.0) == 9.0
+    assert penalty(20, 0.0) == 1.0
+    assert penalty(19, 0.5) == 2.0
+    assert abs(penalty(10, 0.6) - 1.7329) < 1e-4
+
+
+def test_power_length_penalty_by_hand() -> None:
+    options = SearchOptions(BOS, EOS, length_penalty=0.5, length_penalty_type="power")
+    assert [length_penalty(length, options) for length in (1, 4, 9)] == [1.0, 2.0, 3.0]
 
 
 def tables_of(
     everywhere: list[float],
     max_length: int,
     special: dict[tuple[int, ...], list[float]] | None = None,
+    *,
+    min_length: int = 2,
+    prefix: tuple[int, ...] = (),
     **options: object,
 ) -> Tables:
-    """One sentence: the probabilities of BOS, EOS, A and B after every prefix, but for some special ones."""
-    logits = torch.tensor(everywhere, dtype=torch.double).log().repeat(1, 4**max_length, 1)
-    tables = Tables(logits, torch.tensor([max_length]), SearchOptions(BOS, EOS, **{"length_penalty": 0.0} | options))
-    for prefix, row in (special or {}).items():
+    """One sentence: the probabilities of BOS, EOS, A and B after every prefix, but for some special ones.
+
+    Args:
+        min_length, max_length: EOS included.
+    """
+    limits = Limits.of([min_length], [max_length], [prefix])
+    logits = torch.tensor(everywhere, dtype=torch.double).log().repeat(1, 4 ** int(limits.max_B), 1)
+    tables = Tables(logits, limits, SearchOptions(BOS, EOS, **{"length_penalty": 0.0} | options))
+    for before, row in (special or {}).items():
         node = 0
-        for token in prefix:
+        for token in before:
             node = tables.child(node, token)
         logits[0, node] = torch.tensor(row, dtype=torch.double).log()
     return tables
@@ -380,7 +250,7 @@ def test_garden_path_by_hand(beam: int, alpha: float, ids: tuple[int, ...], prob
 NO_BOS = {"banned": (BOS,)}
 EDGE_CASES: dict[str, tuple[Tables, list[tuple[int, ...]]]] = {
     "beam > vocabulary": (
-        tables_of(EVEN, 2, beam_size=10, n_best=10, min_length=0, **NO_BOS),
+        tables_of(EVEN, 2, beam_size=10, n_best=10, min_length=1, **NO_BOS),
         [(), (A,), (B,)],  # 0.2; 0.4 * 0.2; 0.3 * 0.2
     ),
     "fewer sentences than asked": (tables_of(EVEN, 2, beam_size=9, n_best=9, **NO_BOS), [(A,), (B,)]),
@@ -389,11 +259,11 @@ EDGE_CASES: dict[str, tuple[Tables, list[tuple[int, ...]]]] = {
         [(A, A), (B, A), (A, B), (B, B)],  # 0.25, 0.24, 0.2, 0.12
     ),
     "max_length 1": (tables_of(EVEN, 1, **NO_BOS), [()]),
-    "max_length 1 < min_length": (tables_of(EVEN, 1, min_length=5, **NO_BOS), [()]),
+    "max_length 1 < min_length": (tables_of(EVEN, 1, min_length=6, **NO_BOS), [()]),
     "max_length = min_length": (tables_of(ENDS, 3, min_length=3, **NO_BOS), [(A, A)]),
-    "min_length 3, EOS wanted": (tables_of(ENDS, 6, min_length=3, **NO_BOS), [(A, A, A)]),
+    "min_length 3, EOS wanted": (tables_of(ENDS, 6, min_length=4, **NO_BOS), [(A, A, A)]),
     "min_length 1, EOS first": (tables_of(ENDS, 5, **NO_BOS), [(A,)]),
-    "min_length 0, EOS first": (tables_of(ENDS, 5, min_length=0, **NO_BOS), [()]),
+    "min_length 0, EOS first": (tables_of(ENDS, 5, min_length=1, **NO_BOS), [()]),
     "EOS never wanted": (tables_of(NEVER_ENDS, 4, **NO_BOS), [(A, A, A)]),
     "all but one token banned": (tables_of(ENDS, 3, banned=(BOS, A)), [(B,)]),
     "BOS comes if not banned": (tables_of(ENDS, 3, {(): [0.7, 0.1, 0.1, 0.1]}), [(BOS,)]),
@@ -414,7 +284,7 @@ def test_edge_cases(figure: Figure) -> None:
 
 @pytest.mark.parametrize("how", [greedy_search, beam_search])
 def test_an_empty_batch_is_no_batch(how: Search) -> None:
-    tables = Tables(torch.zeros(0, 1, 4), torch.zeros(0, dtype=torch.long), SearchOptions(BOS, EOS))
+    tables = Tables(torch.zeros(0, 1, 4), Limits.of([], []), SearchOptions(BOS, EOS))
     assert run(tables, how) == []
 
 
@@ -450,5 +320,7 @@ def test_half_precision_logits_are_normalised_in_float32(how: Search, dtype: tor
 def test_a_broken_sentence_ends_too_and_spoils_no_other(how: Search, row: list[float]) -> None:
     alone = tables_of(EVEN, 4, **NO_BOS)
     broken = torch.tensor(row, dtype=torch.double).expand_as(alone.logits_BNV)
-    both = replace(alone, logits_BNV=torch.cat([alone.logits_BNV, broken]), max_lengths=alone.max_lengths.repeat(2))
+    both = replace(
+        alone, logits_BNV=torch.cat([alone.logits_BNV, broken]), limits=alone.limits.select(torch.tensor([0, 0]))
+    )
     assert run(both, how)[0] == run(alone, how)[0]
