@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from nmt.config import ModelConfig
-from nmt.decoding.options import Limits, SearchOptions
+from nmt.decoding.options import LengthPenalty, Limits, SearchOptions
 from nmt.decoding.paths import greedy_search
-from nmt.decoding.search import Hypothesis, Rows, beam_search
+from nmt.decoding.search import IMPOSSIBLE, Hypothesis, Rows, beam_search
 from nmt.decoding.translator import ModelRows
 from nmt.model.transformer import Transformer
 
@@ -82,7 +82,7 @@ def run(
     return how(rows_class(tables), tables.limits, replace(tables.options, **options))
 
 
-def random_tables(rng: np.random.Generator, alpha: float, kind: str = "gnmt", rules: bool = False) -> Tables:
+def random_tables(rng: np.random.Generator, alpha: float, kind: LengthPenalty = "gnmt", rules: bool = False) -> Tables:
     """Up to three sentences over up to five tokens, with limits of up to five tokens.
 
     Args:
@@ -146,13 +146,13 @@ def enumerate_all(tables: Tables, sentence: int) -> list[Hypothesis]:
                 extend((*ids, token), tables.child(node, token), total)
 
     extend((), 0, 0.0)
-    return sorted(found, reverse=True)
+    return sorted(found, reverse=True) or [IMPOSSIBLE]
 
 
 def is_same(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> bool:
-    """Equal ids, and scores within 1e-10."""
+    """Equal ids, and scores within 1e-10 (or all of them impossible)."""
     return [h.ids for h in ours] == [h.ids for h in theirs] and all(
-        abs(a.score - b.score) <= 1e-10 and abs(a.log_prob - b.log_prob) <= 1e-10
+        a == b or (abs(a.score - b.score) <= 1e-10 and abs(a.log_prob - b.log_prob) <= 1e-10)
         for a, b in zip(ours, theirs, strict=True)
     )
 
@@ -196,9 +196,53 @@ class TransformerBatch:
         how = beam_search if self.options.beam_size > 1 else greedy_search
         return how(prefixes, self.limits.select(torch.arange(len(self.src))[rows]), self.options)
 
-    @torch.no_grad()
     def forced(self, sentence: int, ids: tuple[int, ...]) -> float:
         """The log-probability of ids and EOS, by the full decoder."""
+        return float(self.forced_steps(sentence, ids).sum())
+
+    @torch.no_grad()
+    def forced_steps(self, sentence: int, ids: tuple[int, ...]) -> Tensor:
+        """The log-probability of each id and of EOS."""
         src = self.src[sentence : sentence + 1, : self.lengths[sentence]]
         log_probs = self.model(src, torch.tensor([[BOS, *ids]]))[0].log_softmax(-1)
-        return float(log_probs[torch.arange(len(ids) + 1), [*ids, EOS]].sum())
+        return log_probs[torch.arange(len(ids) + 1), [*ids, EOS]]
+
+
+def equal_to_enumeration(
+    cases: int,
+    seed: int,
+    alphas: list[float],
+    rows_class: type[TableRows] = TableRows,
+    kinds: tuple[LengthPenalty, ...] = ("gnmt",),
+    rules: bool = False,
+) -> int:
+    """Tables whose three best hypotheses under a beam wide enough for everything are those of the enumeration."""
+    rng, equal = np.random.default_rng(seed), 0
+    for case in range(cases):
+        tables = random_tables(rng, alphas[case % len(alphas)], kinds[case % len(kinds)], rules)
+        found = run(tables, rows_class=rows_class, n_best=3)
+        equal += all(is_same(best, enumerate_all(tables, b)[:3]) for b, best in enumerate(found))
+    return equal
+
+
+def equal_alone_and_together(batches: int, masked: bool = True) -> int:
+    rng, equal = np.random.default_rng(5), 0
+    for _ in range(batches):
+        batch = TransformerBatch.random(rng)
+        alone = [batch.search(slice(row, row + 1))[0] for row in range(len(batch.src))]
+        equal += all(map(is_same, batch.search(masked=masked), alone))
+    return equal
+
+
+def forced_score_difference(batches: int) -> tuple[float, int]:
+    """The largest difference from teacher forcing, over how many hypotheses."""
+    rng, worst, count = np.random.default_rng(6), 0.0, 0
+    for _ in range(batches):
+        batch = TransformerBatch.random(rng)
+        for sentence, hypotheses in enumerate(batch.search()):
+            for hypothesis in hypotheses:
+                forced = batch.forced(sentence, hypothesis.ids)
+                score = forced / ((5 + len(hypothesis.ids) + 1) / 6) ** batch.options.length_penalty
+                worst = max(worst, abs(hypothesis.log_prob - forced), abs(hypothesis.score - score))
+            count += len(hypotheses)
+    return worst, count

@@ -3,17 +3,22 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+import oracle
 from nmt.decoding import search
 from nmt.decoding.options import Limits, SearchOptions
 from nmt.decoding.paths import greedy_search
-from nmt.decoding.search import beam_search, length_penalty
-from nmt.model.kv_cache import DecoderState
+from nmt.decoding.search import Hypothesis, beam_search, length_penalty
+from nmt.decoding.translator import Translator
+from nmt.model.attention import SelfAttention
+from nmt.model.inference import prepare
+from nmt.model.kv_cache import DecoderState, LayerCache
 from oracle import (
     BOS,
     EOS,
@@ -21,13 +26,15 @@ from oracle import (
     Search,
     TableRows,
     Tables,
-    TransformerBatch,
     enumerate_all,
+    equal_alone_and_together,
+    equal_to_enumeration,
+    forced_score_difference,
     is_same,
     random_tables,
     run,
 )
-from tiny import one_thread
+from tiny import one_thread, random_bundle, sentences
 
 Figure = Callable[..., None]
 
@@ -38,20 +45,35 @@ def _one_thread() -> Iterator[None]:
         yield
 
 
-def equal_to_enumeration(cases: int, seed: int, alphas: list[float], rows_class: type[TableRows] = TableRows) -> int:
-    """Tables whose three best hypotheses under a beam wide enough for everything are those of the enumeration."""
-    rng, equal = np.random.default_rng(seed), 0
-    for case in range(cases):
-        tables = random_tables(rng, alphas[case % len(alphas)])
-        found = run(tables, rows_class=rows_class, n_best=3)
-        equal += all(is_same(best, enumerate_all(tables, b)[:3]) for b, best in enumerate(found))
-    return equal
-
-
 @pytest.mark.parametrize("alphas", [[0.0], [0.6, 1.0, 2.0]], ids=["plain", "gnmt"])
 def test_a_wide_beam_finds_the_best_of_all(alphas: list[float], figure: Figure) -> None:
     equal = equal_to_enumeration(500, 1, alphas)
     figure(f"beam_equals_enumeration_alpha_{max(alphas):g}", f"{equal} of 500 tables", "500 of 500", equal == 500)
+
+
+def test_the_rules_are_those_of_the_enumeration(figure: Figure) -> None:
+    """Forced prefixes, lengths of each sentence, repetition, both length penalties."""
+    equal = equal_to_enumeration(1000, 11, [0.0, 0.6, 1.0, 2.0, 0.3], kinds=("gnmt", "power"), rules=True)
+    figure("beam_equals_enumeration_all_rules", f"{equal} of 1000 tables", "1000 of 1000", equal == 1000)
+
+
+@pytest.mark.parametrize("rule", ["prefix", "minimum", "no_repeat_ngram", "repetition_penalty", "power"])
+def test_the_enumeration_sees_a_lost(rule: str, figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(tables: Tables, **options: object) -> list[list[Hypothesis]]:
+        limits = tables.limits
+        if rule == "prefix":
+            limits = replace(limits, prefix_BP=limits.prefix_BP[:, :0])
+        elif rule == "minimum":
+            limits = replace(limits, min_B=limits.min_B * 0)
+        elif rule == "power":
+            options["length_penalty_type"] = "gnmt"
+        else:
+            options[rule] = {"no_repeat_ngram": 0, "repetition_penalty": 1.0}[rule]
+        return beam_search(TableRows(tables), limits, replace(tables.options, **options))
+
+    monkeypatch.setattr(oracle, "run", lambda tables, rows_class, **options: broken(tables, **options))
+    equal = equal_to_enumeration(60, 12, [1.0], kinds=("power",), rules=True)
+    figure(f"beam_control_lost_{rule}", f"{equal} of 60 equal", "<= 52", equal <= 52)
 
 
 def test_the_enumeration_sees_a_search_that_forgets_to_reorder(figure: Figure) -> None:
@@ -95,18 +117,20 @@ def test_narrow_beams_never_score_higher_and_are_sorted_and_distinct(figure: Fig
     )
 
 
-def equal_to_greedy(cases: int) -> int:
+def equal_to_greedy(cases: int, rules: bool = False) -> int:
     rng, equal = np.random.default_rng(4), 0
     for _ in range(cases):
-        tables = random_tables(rng, 0.6)
+        tables = random_tables(rng, 0.6, rules=rules)
         beam, greedy = run(tables, beam_size=1), run(tables, greedy_search)
-        equal += all(map(is_same, beam, greedy))
+        equal += all(a[0].score == b[0].score == -math.inf or is_same(a, b) for a, b in zip(beam, greedy, strict=True))
     return equal
 
 
 def test_a_beam_of_one_is_greedy(figure: Figure) -> None:
     equal = equal_to_greedy(500)
     figure("beam_1_equals_greedy", f"{equal} of 500 tables", "500 of 500", equal == 500)
+    equal = equal_to_greedy(500, rules=True)
+    figure("beam_1_equals_greedy_all_rules", f"{equal} of 500 tables", "500 of 500", equal == 500)
 
 
 def test_the_greedy_comparison_sees_ends_taken_from_below_the_beam(
@@ -123,37 +147,16 @@ def test_the_greedy_comparison_sees_ends_taken_from_below_the_beam(
     figure("beam_1_control_ends_below_the_beam", f"{equal} of 50 equal", "<= 40", equal <= 40)
 
 
-def equal_alone_and_together(batches: int, masked: bool = True) -> int:
-    rng, equal = np.random.default_rng(5), 0
-    for _ in range(batches):
-        batch = TransformerBatch.random(rng)
-        alone = [batch.search(slice(row, row + 1))[0] for row in range(len(batch.src))]
-        equal += all(map(is_same, batch.search(masked=masked), alone))
-    return equal
-
-
-def test_company_changes_no_translation(figure: Figure) -> None:
-    equal = equal_alone_and_together(200)
-    figure("search_alone_equals_batch", f"{equal} of 200 batches", "200 of 200, fp64 scores <= 1e-10", equal == 200)
+@pytest.mark.parametrize("batches", [100, pytest.param(1000, marks=pytest.mark.slow)])
+def test_company_changes_no_translation(batches: int, figure: Figure) -> None:
+    equal = equal_alone_and_together(batches)
+    asked = f"{batches} of {batches}, fp64 scores <= 1e-10"
+    figure(f"search_alone_equals_batch_of_{batches}", f"{equal} of {batches} batches", asked, equal == batches)
 
 
 def test_the_company_check_sees_attention_to_padding(figure: Figure) -> None:
     equal = equal_alone_and_together(20, masked=False)
     figure("search_alone_control_no_mask", f"{equal} of 20 equal", "<= 5", equal <= 5)
-
-
-def forced_score_difference(batches: int) -> tuple[float, int]:
-    """The largest difference from teacher forcing, over how many hypotheses."""
-    rng, worst, count = np.random.default_rng(6), 0.0, 0
-    for _ in range(batches):
-        batch = TransformerBatch.random(rng)
-        for sentence, hypotheses in enumerate(batch.search()):
-            for hypothesis in hypotheses:
-                forced = batch.forced(sentence, hypothesis.ids)
-                score = forced / ((5 + len(hypothesis.ids) + 1) / 6) ** batch.options.length_penalty
-                worst = max(worst, abs(hypothesis.log_prob - forced), abs(hypothesis.score - score))
-            count += len(hypotheses)
-    return worst, count
 
 
 def test_scores_are_those_of_teacher_forcing(figure: Figure) -> None:
@@ -166,14 +169,18 @@ def test_scores_are_those_of_teacher_forcing(figure: Figure) -> None:
     )
 
 
-def test_teacher_forcing_sees_a_cache_that_is_not_reordered(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
+def _skip_reorder(patch: pytest.MonkeyPatch) -> None:
     reorder = DecoderState.reorder
 
     def broken(self: DecoderState, parents: Tensor) -> None:
         if self.slots_BWT is not None and parents.shape != self.slots_BWT.shape[:2]:
             reorder(self, parents)
 
-    monkeypatch.setattr(DecoderState, "reorder", broken)
+    patch.setattr(DecoderState, "reorder", broken)
+
+
+def test_teacher_forcing_sees_a_cache_that_is_not_reordered(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
+    _skip_reorder(monkeypatch)
     worst, _ = forced_score_difference(20)
     figure("teacher_forcing_control_no_reorder", f"{worst:.2f}", "> 1e-3", worst > 1e-3)
 
@@ -232,19 +239,35 @@ GARDEN_PATH = {
 
 
 @pytest.mark.parametrize(
-    ("beam", "alpha", "ids", "probability"),
+    ("beam", "alpha", "kind", "prefix", "ids", "probability"),
     [
-        (1, 0.0, (A, A), 0.50 * 0.36 * 0.97),
-        (2, 0.0, (B,), 0.40 * 0.89),
-        (4, 0.0, (B,), 0.40 * 0.89),
-        (4, 5.0, (A, A), 0.50 * 0.36 * 0.97),  # log 0.175 / (8/6)**5 = -0.41; for B log 0.356 / (7/6)**5 = -0.48
+        (1, 0.0, "gnmt", (), (A, A), 0.50 * 0.36 * 0.97),
+        (2, 0.0, "gnmt", (), (B,), 0.40 * 0.89),
+        (4, 0.0, "gnmt", (), (B,), 0.40 * 0.89),
+        (
+            4,
+            5.0,
+            "gnmt",
+            (),
+            (A, A),
+            0.50 * 0.36 * 0.97,
+        ),  # log 0.175 / (8/6)**5 = -0.41; for B log 0.356 / (7/6)**5 = -0.48
+        (4, 1.0, "power", (), (B,), 0.40 * 0.89),  # -1.03 / 2 = -0.52; for AA -1.75 / 3 = -0.58
+        (4, 2.0, "power", (), (A, A), 0.50 * 0.36 * 0.97),  # -1.75 / 9 = -0.19; for B -1.03 / 4 = -0.26
+        (1, 0.0, "gnmt", (B,), (B,), 0.40 * 0.89),
+        (4, 0.0, "gnmt", (A,), (A, A), 0.50 * 0.36 * 0.97),
     ],
 )
-def test_garden_path_by_hand(beam: int, alpha: float, ids: tuple[int, ...], probability: float) -> None:
-    [[best]] = run(tables_of(ENDS, 4, GARDEN_PATH, beam_size=beam, length_penalty=alpha))
+def test_garden_path_by_hand(
+    beam: int, alpha: float, kind: str, prefix: tuple[int, ...], ids: tuple[int, ...], probability: float
+) -> None:
+    options = {"beam_size": beam, "length_penalty": alpha, "length_penalty_type": kind}
+    [[best]] = run(tables_of(ENDS, 4, GARDEN_PATH, prefix=prefix, **options))
     assert best.ids == ids
     assert best.log_prob == pytest.approx(math.log(probability), abs=1e-12)
-    assert best.score == pytest.approx(math.log(probability) / ((6 + len(ids)) / 6) ** alpha, abs=1e-12)
+    assert sum(best.token_log_probs) == pytest.approx(best.log_prob, abs=1e-12)
+    base = (6 + len(ids)) / 6 if kind == "gnmt" else 1 + len(ids)
+    assert best.score == pytest.approx(math.log(probability) / base**alpha, abs=1e-12)
 
 
 NO_BOS = {"banned": (BOS,)}
@@ -267,6 +290,17 @@ EDGE_CASES: dict[str, tuple[Tables, list[tuple[int, ...]]]] = {
     "EOS never wanted": (tables_of(NEVER_ENDS, 4, **NO_BOS), [(A, A, A)]),
     "all but one token banned": (tables_of(ENDS, 3, banned=(BOS, A)), [(B,)]),
     "BOS comes if not banned": (tables_of(ENDS, 3, {(): [0.7, 0.1, 0.1, 0.1]}), [(BOS,)]),
+    "prefix longer than the limit": (tables_of(ENDS, 2, prefix=(A, B, A), **NO_BOS), [(A, B, A)]),
+    "prefix as long as the limit": (tables_of(NEVER_ENDS, 3, prefix=(B, B), **NO_BOS), [(B, B)]),
+    "prefix of a banned token": (tables_of(ENDS, 4, prefix=(BOS,), **NO_BOS), [(BOS,)]),
+    "prefix, then the minimum": (tables_of(ENDS, 6, min_length=4, prefix=(B,), **NO_BOS), [(B, A, A)]),
+    "prefix that repeats": (
+        tables_of(NEVER_ENDS, 6, prefix=(A, A), no_repeat_ngram=1, beam_size=1, **NO_BOS),
+        [(A, A, B)],
+    ),
+    "no token twice": (tables_of(NEVER_ENDS, 5, no_repeat_ngram=1, beam_size=1, **NO_BOS), [(A, B)]),
+    "no pair twice": (tables_of(NEVER_ENDS, 6, no_repeat_ngram=2, beam_size=1, **NO_BOS), [(A, A, B, A)]),
+    "repetition penalised": (tables_of(NEVER_ENDS, 4, repetition_penalty=5.0, **NO_BOS), [(A, B, A)]),
 }
 
 
@@ -279,7 +313,12 @@ def test_edge_cases(figure: Figure) -> None:
             wrong.append(f"{name}: {beam}")
         if tables.options.n_best == 1 and greedy != expected:
             wrong.append(f"{name}, greedy: {greedy}")
-    figure("search_edge_cases", f"{len(EDGE_CASES)} cases, wrong: {wrong or 'none'}", "12, none", not wrong)
+    figure(
+        "search_edge_cases",
+        f"{len(EDGE_CASES)} cases, wrong: {wrong or 'none'}",
+        "20, none",
+        len(EDGE_CASES) == 20 and not wrong,
+    )
 
 
 @pytest.mark.parametrize("how", [greedy_search, beam_search])
@@ -324,3 +363,105 @@ def test_a_broken_sentence_ends_too_and_spoils_no_other(how: Search, row: list[f
         alone, logits_BNV=torch.cat([alone.logits_BNV, broken]), limits=alone.limits.select(torch.tensor([0, 0]))
     )
     assert run(both, how)[0] == run(alone, how)[0]
+
+
+def test_sentences_that_are_done_leave_no_trace() -> None:
+    """Sentences that are done stay for a while, then leave: neither shows in what the others become."""
+    rng = np.random.default_rng(9)
+    for _ in range(20):
+        many = random_tables(rng, 0.6)
+        places = torch.from_numpy(rng.integers(0, len(many.limits), 30))
+        crowd = replace(many, logits_BNV=many.logits_BNV[places], limits=many.limits.select(places))
+        alone = [run(many.sentence(place), beam_size=3)[0] for place in range(len(many.limits))]
+        assert run(crowd, beam_size=3) == [alone[place] for place in places]
+
+
+def _forgets_to_reorder(patch: pytest.MonkeyPatch) -> bool:
+    _skip_reorder(patch)
+    return forced_score_difference(10)[0] > 1e-3
+
+
+def _attends_to_padding(patch: pytest.MonkeyPatch) -> bool:
+    return equal_alone_and_together(20, masked=False) <= 5
+
+
+def _drops_the_causal_mask(patch: pytest.MonkeyPatch) -> bool:
+    forward = SelfAttention.forward
+    patch.setattr(SelfAttention, "forward", lambda self, x, keep=None, causal=False: forward(self, x, keep))
+    return forced_score_difference(10)[0] > 1e-3
+
+
+class BottomlessRows(TableRows):
+    """Begins again where the table ends, for a search that does not end where it should."""
+
+    def step(self, tokens_BW: Tensor) -> Tensor:
+        self.node_BW = self.node_BW % (self.tables.logits_BNV.shape[1] // self.tables.logits_BNV.shape[2] or 1)
+        return super().step(tokens_BW)
+
+
+def _goes_on_after_the_end(patch: pytest.MonkeyPatch) -> bool:
+    advance = search._advance
+    patch.setattr(search, "_advance", lambda found, beams, options: advance(found, beams, replace(options, eos=-1)))
+    return equal_to_enumeration(30, 2, [1.0], BottomlessRows) < 30
+
+
+def _stops_all_with_the_first(patch: pytest.MonkeyPatch) -> bool:
+    start, is_done, over = search._Beams.start, search._is_done, [False]
+
+    def starts(*args: Any) -> Any:
+        over[0] = False
+        return start(*args)
+
+    def stops(*args: Any) -> bool:
+        over[0] = over[0] or is_done(*args)
+        return over[0]
+
+    patch.setattr(search._Beams, "start", starts)
+    patch.setattr(search, "_is_done", stops)
+    return equal_to_enumeration(30, 2, [1.0]) < 30
+
+
+def _is_as_wide_as_the_longest(patch: pytest.MonkeyPatch) -> bool:
+    patch.setattr(Translator, "_batches", lambda self, encoded: iter([list(encoded)]))
+    return bits_that_company_changes() > 0
+
+
+def _keeps_who_left_in_one_cache(patch: pytest.MonkeyPatch) -> bool:
+    def broken(self: LayerCache, sentences: Tensor) -> None:
+        self._buffer = self._buffer[:, : len(sentences)]
+
+    patch.setattr(LayerCache, "keep_sentences", broken)
+    return equal_alone_and_together(20) < 20
+
+
+def bits_that_company_changes() -> int:
+    """Lines whose hypotheses are others, or other by a bit, alone and among 30, in the deterministic mode."""
+    bundle = random_bundle()
+    prepare(bundle.model, "fp32", deterministic=True)
+    translator = Translator(bundle, deterministic=True)
+    lines = sentences(30)[0]
+    together = translator.translations(lines)
+    return sum(translator.translations([line])[0] != found for line, found in zip(lines, together, strict=True))
+
+
+def test_the_deterministic_mode_knows_no_company(figure: Figure) -> None:
+    changed = bits_that_company_changes()
+    figure("deterministic_company_changes", f"{changed} of 30 lines, to the bit", "0", changed == 0)
+
+
+def test_seven_faults_of_batching_are_seen(figure: Figure) -> None:
+    faults = (
+        _forgets_to_reorder,
+        _attends_to_padding,
+        _drops_the_causal_mask,
+        _goes_on_after_the_end,
+        _stops_all_with_the_first,
+        _is_as_wide_as_the_longest,
+        _keeps_who_left_in_one_cache,
+    )
+    unseen = []
+    for fault in faults:
+        with pytest.MonkeyPatch.context() as patch:
+            if not fault(patch):
+                unseen.append(fault.__name__)
+    figure("batching_faults_seen", f"{7 - len(unseen)} of 7 detected {unseen or ''}".strip(), "7 of 7", not unseen)
