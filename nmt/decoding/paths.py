@@ -117,4 +117,5 @@ def _draw(logits_BWV: Tensor, uniform_BW: Tensor, sampling: Sampling) -> Tensor:
     total = cumulated[..., -1:].contiguous()
     place = torch.searchsorted(cumulated, uniform_BW[..., None] * total, right=True)
     place = torch.minimum(place, torch.searchsorted(cumulated, total))  # where rounding reached the total
+    place = place.clamp(max=probs.shape[-1] - 1)  # of a broken model, whose probabilities are NaN
     return (place if tokens is None else tokens.gather(-1, place))[..., 0]

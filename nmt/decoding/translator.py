@@ -4,6 +4,7 @@ Line k in is line k out.
 """
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -281,8 +282,9 @@ class ModelRows:
         logits = [self._step(model, tokens_BW, state) for model, state in zip(self._models, self._states, strict=True)]
         if len(logits) == 1:
             return logits[0]
-        log_probs = torch.stack([each.float().log_softmax(-1) for each in logits])
-        return log_probs.logsumexp(0) - torch.tensor(len(logits)).log()
+        wide = torch.promote_types(logits[0].dtype, torch.float32)
+        log_probs = torch.stack([each.to(wide).log_softmax(-1) for each in logits])
+        return log_probs.logsumexp(0) - math.log(len(logits))
 
     def attention(self) -> Tensor:
         """See `search.Rows`: cross-attention of the last layer, mean of its heads (and of the models)."""

@@ -304,7 +304,7 @@ def _train(check: Check, data: dict[str, Any], test: tuple[list[str], list[str]]
     run.train(config, folder, device=check.scale.device, cache=check.folder / "cache", quiet=True)
     device, lines = torch.device(check.scale.device), src[: check.scale.lines]
     for beam in (1, 4):
-        translator = Translator(folder, device=check.scale.device, beam_size=beam)
+        translator = Translator(folder, device=check.scale.device, decoding={"beam_size": beam})
         translator.translate(lines[:8])
         seconds = _timed(lambda: translator.translate(lines), device)  # noqa: B023
         check.tell(f"translate_beam_{beam}_sentences_per_s", f"{len(lines) / seconds:,.1f} ({len(lines)} lines)")

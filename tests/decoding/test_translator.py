@@ -53,14 +53,16 @@ def test_batches_and_order_do_not_matter(bundle: Bundle, figure: Callable[..., N
     lines = tiny.sentences(60)[0]
     differing = compared = 0
     for beam in (1, 4):
-        alone = [Translator(bundle, beam_size=beam).translate([line])[0] for line in lines]
+        alone = [Translator(bundle, decoding={"beam_size": beam}).translate([line])[0] for line in lines]
         assert len(set(alone)) > 20  # the lines differ, else the comparison would say nothing
         settings = ((1, 10**6, None), (7, 10**6, None), (256, 50, None), (256, 16_384, 1), (10**6, 10**6, 2))
         for batch_rows, batch_tokens, seed in settings:
             order = list(range(len(lines)))
             if seed is not None:
                 random.Random(seed).shuffle(order)
-            translator = Translator(bundle, beam_size=beam, batch_rows=batch_rows, batch_tokens=batch_tokens)
+            translator = Translator(
+                bundle, decoding={"beam_size": beam}, batch_rows=batch_rows, batch_tokens=batch_tokens
+            )
             out = translator.translate([lines[place] for place in order])
             differing += sum(text != alone[place] for place, text in zip(order, out, strict=True))
             compared += len(lines)
@@ -71,8 +73,8 @@ def test_a_line_of_a_thousand_pieces(bundle: Bundle) -> None:
     line = " ".join(random.Random(1).choices(["the", "dog", "cat", "sees", "small", "house"], k=1000))
     assert len(bundle.tokenizer.encode_src([line])[0]) > 1000
     short = "the small dog"
-    out = Translator(bundle, beam_size=1).translate([short, line, short])
-    assert out[0] == out[2] == Translator(bundle, beam_size=1).translate([short])[0] and out[1]
+    out = Translator(bundle, decoding={"beam_size": 1}).translate([short, line, short])
+    assert out[0] == out[2] == Translator(bundle, decoding={"beam_size": 1}).translate([short])[0] and out[1]
 
 
 def test_control_pieces_in_the_text_are_text(bundle: Bundle) -> None:
@@ -89,11 +91,11 @@ def test_a_model_that_never_ends_stops_at_the_limit(beam: int) -> None:
 
     def never(tokens: Tensor, state: DecoderState) -> Tensor:
         logits = step(tokens, state)
-        logits[:, eos] = -1e4
+        logits[..., eos] = -1e4
         return logits
 
     bundle.model.decode_step = never  # type: ignore[method-assign]
-    translator = Translator(bundle, beam_size=beam)
+    translator = Translator(bundle, decoding={"beam_size": beam})
     sources = bundle.tokenizer.encode_src(["the dog", "a small cat sees the big old house"])
     for ids, found in zip(sources, translator.search(sources), strict=True):
         assert len(found[0].ids) + 1 == int(len(ids) * 1.5) + 7
@@ -108,9 +110,10 @@ def test_never_unknown_nor_control_pieces(bundle: Bundle) -> None:
 
 def test_defaults_are_the_bundles() -> None:
     bundle = tiny.random_bundle(decoding={"beam_size": 3, "length_penalty": 0.9, "min_length": 2})
-    options = Translator(bundle).options
-    assert (options.beam_size, options.length_penalty, options.min_length) == (3, 0.9, 2)
-    options = Translator(bundle, beam_size=1, length_penalty=0.0).options
+    translator = Translator(bundle)
+    options = translator.options
+    assert (options.beam_size, options.length_penalty, translator.decoding.min_length) == (3, 0.9, 2)
+    options = Translator(bundle, decoding={"beam_size": 1, "length_penalty": 0.0}).options
     assert (options.beam_size, options.length_penalty) == (1, 0.0)
 
 
@@ -120,8 +123,8 @@ def test_use_as_a_library(tmp_path_factory: pytest.TempPathFactory, bundle: Bund
     folder = tiny.save(bundle, tmp_path_factory.mktemp("library") / "b")
     assert FromPackage is Translator
     lines = ["the dog sees a cat", "", "a bird"]
-    assert FromPackage(folder, device="cpu").translate(lines) == Translator(bundle).translate(lines)
-    assert FromPackage(str(folder), device="cpu").translate(lines) == Translator(bundle).translate(lines)
+    for path in (folder, str(folder)):
+        assert FromPackage(path, device="cpu", precision="fp32").translate(lines) == Translator(bundle).translate(lines)
     with pytest.raises(BundleError, match="is no model"):
         FromPackage(folder / "nowhere")
 

@@ -132,16 +132,22 @@ def test_dropout_acts_on_the_mix_and_not_on_the_returned_weights() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "dropout", "learning", "chosen"),
-    [(48, 0.0, True, "plain"), (49, 0.0, True, "fused"), (200, 0.1, True, "plain"), (8, 0.0, False, "fused")],
+    ("queries", "keys", "dropout", "learning", "chosen"),
+    [
+        (5, 48, 0.0, True, "plain"),
+        (5, 49, 0.0, True, "fused"),
+        (5, 200, 0.1, True, "plain"),
+        (16, 200, 0.0, False, "plain"),
+        (17, 8, 0.0, False, "fused"),
+    ],
 )
 def test_the_rule_of_which_kernel_runs(
-    monkeypatch: pytest.MonkeyPatch, keys: int, dropout: float, learning: bool, chosen: str
+    monkeypatch: pytest.MonkeyPatch, queries: int, keys: int, dropout: float, learning: bool, chosen: str
 ) -> None:
     ran = []
     for name in ("fused", "plain"):
         monkeypatch.setattr(attention, f"attend_{name}", lambda *_, name=name, **__: ran.append(name) or [None])
-    q, k = torch.zeros(1, 1, 5, 4, requires_grad=learning), torch.zeros(1, 1, keys, 4)
+    q, k = torch.zeros(1, 1, queries, 4, requires_grad=learning), torch.zeros(1, 1, keys, 4)
     attend(q, k, k, dropout=dropout)
     assert ran == [chosen]
 

@@ -14,46 +14,37 @@ Make = Callable[..., Transformer]
 Source = Callable[[np.random.Generator, int], tuple[Tensor, Tensor]]
 
 
-def random_survivors(rng: np.random.Generator, batch: int, width: int) -> tuple[Tensor, Tensor]:
-    """What a search may do after a step: the sentences that go on, the rows that their new rows continue."""
-    sentences = np.flatnonzero(rng.random(batch) < 0.9) if rng.random() < 0.3 else np.arange(batch)
-    if not len(sentences):
-        sentences = np.array([int(rng.integers(batch))])
-    new_width = int(rng.integers(1, 5)) if rng.random() < 0.3 else width
-    rows = sentences[:, None] * width + rng.integers(0, width, (len(sentences), new_width))
-    return torch.from_numpy(sentences), torch.from_numpy(rows.flatten())
-
-
 @torch.no_grad()
 def cache_difference(make: Make, source: Source, cases: int, dtype: torch.dtype = torch.double) -> float:
-    """The largest difference of a stepwise logit from that of the full decoder on the row's own history.
+    """The largest difference of a stepwise logit from that of the full decoder on the prefix's own history.
 
-    Every sixtieth case runs over 70 positions: the buffers start with room for 32 and double.
+    After every step prefixes are reordered, as many as before or others, and sentences leave. Every sixtieth case runs
+    over 70 positions: the buffers start with room for 32 and double.
     """
     rng, worst = np.random.default_rng(1), 0.0
     for case in range(cases):
-        model, batch = make(rng).to(dtype), int(rng.integers(1, 5))
+        model, batch, width = make(rng).to(dtype), int(rng.integers(1, 6)), int(rng.integers(1, 5))
         src, keep = source(rng, batch)
-        memory, state = model.encode(src, keep), model.prefill(src, keep)
-        history, width = torch.empty(batch, 0, dtype=torch.long), 1
+        memory, state = model.encode(src, keep), model.prefill(src, keep, width)
+        history_BWT = torch.empty(batch, 1, 0, dtype=torch.long)
         for _ in range(70 if case % 60 == 0 else int(rng.integers(2, 9))):
-            history = torch.cat([history, torch.from_numpy(rng.integers(0, 11, (len(history), 1)))], dim=1)
-            logits = model.decode_step(history[:, -1], state)
-            states = model.decode(history, memory.repeat_interleave(width, dim=0), keep.repeat_interleave(width, dim=0))
-            expected = model.output(states[:, -1])
+            batch, prefixes, _ = history_BWT.shape
+            newest_BW = torch.from_numpy(rng.integers(0, 11, (batch, prefixes)))
+            history_BWT = torch.cat([history_BWT, newest_BW[..., None]], dim=2)
+            logits = model.decode_step(newest_BW, state)
+            repeated = (t.repeat_interleave(prefixes, dim=0) for t in (memory, keep))
+            expected = model.output(model.decode(history_BWT.flatten(0, 1), *repeated)[:, -1]).view_as(logits)
             assert 0.1 < expected.std() < 10  # an absolute difference means something
             worst = max(worst, float((logits - expected).abs().max()))
-            sentences, rows = random_survivors(rng, len(memory), width)
-            if len(sentences) < len(memory):
-                state.keep_sentences(sentences, rows)
-            else:
-                state.reorder(rows)
-            history, memory, keep, width = (
-                history[rows],
-                memory[sentences],
-                keep[sentences],
-                len(rows) // len(sentences),
-            )
+            prefixes = int(rng.integers(1, width + 1)) if rng.random() < 0.3 else prefixes
+            parents_BW = torch.from_numpy(rng.integers(0, history_BWT.shape[1], (batch, prefixes)))
+            state.reorder(parents_BW)
+            history_BWT = history_BWT.gather(1, parents_BW[..., None].expand(-1, -1, history_BWT.shape[2]))
+            if rng.random() < 0.3:
+                staying = torch.from_numpy(np.flatnonzero(rng.random(batch) < 0.7))
+                staying = staying if len(staying) else torch.tensor([int(rng.integers(batch))])
+                state.keep_sentences(staying)
+                history_BWT, memory, keep = history_BWT[staying], memory[staying], keep[staying]
     return worst
 
 
@@ -62,7 +53,7 @@ def test_steps_equal_the_full_decoder(figure: Callable[..., None], random_model:
     figure(
         "kv_cache_max_difference",
         f"{worst:.0e} over 300 cases",
-        "fp64 <= 1e-12, every step, rows reordered and sentences dropped",
+        "fp64 <= 1e-12, every step, prefixes reordered and sentences dropped",
         worst <= 1e-12,
     )
 
@@ -75,26 +66,31 @@ def test_steps_equal_the_full_decoder_in_float32(
 
 
 def skip_reorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    select = LayerCache.select
+    reorder = DecoderState.reorder
 
-    def broken(self: LayerCache, rows: Tensor) -> None:
-        if self._buffer is not None and len(rows) != self._buffer.shape[1]:
-            select(self, rows)
+    def broken(self: DecoderState, parents: Tensor) -> None:
+        if self.slots_BWT is not None and parents.shape != self.slots_BWT.shape[:2]:
+            reorder(self, parents)
 
-    monkeypatch.setattr(LayerCache, "select", broken)
+    monkeypatch.setattr(DecoderState, "reorder", broken)
 
 
 def keep_wrong_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_sentences = DecoderState.keep_sentences
 
-    def broken(self: DecoderState, sentences: Tensor, rows: Tensor) -> None:
-        keep_sentences(self, torch.arange(len(sentences)), rows)
+    def broken(self: DecoderState, sentences: Tensor) -> None:
+        cross = self.cross
+        keep_sentences(self, sentences)
+        self.cross = [(k[: len(sentences)], v[: len(sentences)]) for k, v in cross]
 
     monkeypatch.setattr(DecoderState, "keep_sentences", broken)
 
 
 def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(DecoderState, "step", property(lambda self: 0, lambda self, value: None))
+    embed = Transformer._embed
+    monkeypatch.setattr(
+        Transformer, "_embed", lambda self, table, ids, start, **where: embed(self, table, ids, 0, **where)
+    )
 
 
 def lose_the_first_32_when_growing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,16 +119,16 @@ def test_the_cache_comparison_sees(
 
 @torch.no_grad()
 def poison_changes(make: Make, source: Source, cases: int, poison: float) -> int:
-    """Cases in which filling the unwritten part of the buffers moves a logit by a single bit."""
+    """Cases in which filling the positions of the buffers that are to come moves a logit by a single bit."""
     rng, changes = np.random.default_rng(2), 0
     for _ in range(cases):
         model = make(rng)
         src, keep = source(rng, 3)
-        clean, poisoned = model.prefill(src, keep), model.prefill(src, keep)
+        clean, poisoned = model.prefill(src, keep, 2), model.prefill(src, keep, 2)
         equal = True
         for _ in range(6):
-            tokens = torch.from_numpy(rng.integers(0, 11, 3))
-            equal &= torch.equal(model.decode_step(tokens, clean), model.decode_step(tokens, poisoned))
+            tokens_BW = torch.from_numpy(rng.integers(0, 11, (3, 2)))
+            equal &= torch.equal(model.decode_step(tokens_BW, clean), model.decode_step(tokens_BW, poisoned))
             for layer in poisoned.layers:
                 assert layer._buffer is not None
                 layer._buffer[:, :, :, layer.length :] = poison
@@ -155,7 +151,8 @@ def test_the_poison_check_sees_a_cache_read_too_far(
 
     def broken(self: LayerCache, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         append(self, k, v)
-        return self._buffer[0, :, :, : self.length + 1], self._buffer[1, :, :, : self.length + 1]
+        keys, values = self._buffer[:, :, :, 1 : self.length + 1].flatten(3, 4)
+        return keys, values
 
     monkeypatch.setattr(LayerCache, "append", broken)
     changes = poison_changes(random_model, random_source, 10, 1e4)
@@ -168,5 +165,5 @@ def test_steps_beyond_256_positions_equal_the_full_decoder(random_model: Make, r
     model = random_model(rng, num_decoder_layers=2)
     (src, keep), tokens = random_source(rng, 2), torch.from_numpy(rng.integers(0, 11, (2, 300)))
     state = model.prefill(src, keep)
-    stepwise = torch.stack([model.decode_step(tokens[:, t], state) for t in range(300)], dim=1)
+    stepwise = torch.cat([model.decode_step(tokens[:, t : t + 1], state) for t in range(300)], dim=1)
     torch.testing.assert_close(stepwise, model(src, tokens, keep), rtol=0, atol=1e-12)
