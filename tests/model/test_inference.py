@@ -21,10 +21,15 @@ def linear(inputs: int, outputs: int, bias: bool = True) -> nn.Linear:
 
 
 def whole_sums(layer: nn.Linear, x_NI: Tensor, most_weight: int) -> tuple[Tensor, Tensor]:
-    """The sums of products of whole numbers, int64, and what each counts, float64; by the definition."""
+    """The sums of products of whole numbers, int64, and what each counts, float64.
+
+    By the definition, but that inputs are scaled by the reciprocal and rounded where bytes are: what is nearly a half
+    may go the other way.
+    """
     scale_O1 = layer.weight.abs().amax(1, keepdim=True) / most_weight
     scale_N1 = x_NI.abs().amax(1, keepdim=True) / 127
-    sums_NO = (x_NI / scale_N1).round().long() @ (layer.weight / scale_O1).round().long().T
+    bytes_NI = (x_NI * scale_N1.reciprocal() + 128).round().long() - 128
+    sums_NO = bytes_NI @ (layer.weight * scale_O1.reciprocal()).round().long().T
     return sums_NO, scale_N1.double() * scale_O1.double().T
 
 

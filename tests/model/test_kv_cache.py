@@ -79,7 +79,7 @@ def keep_wrong_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     keep_sentences = DecoderState.keep_sentences
 
     def broken(self: DecoderState, sentences: Tensor) -> None:
-        cross = self.cross
+        cross = [(k.clone(), v.clone()) for k, v in self.cross]
         keep_sentences(self, sentences)
         self.cross = [(k[: len(sentences)], v[: len(sentences)]) for k, v in cross]
 
