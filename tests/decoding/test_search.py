@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import nmt.decoding.translator as translator_module
 import oracle
 from nmt.decoding import search
 from nmt.decoding.options import Limits, SearchOptions
@@ -17,7 +18,7 @@ from nmt.decoding.paths import greedy_search
 from nmt.decoding.search import Hypothesis, beam_search, length_penalty
 from nmt.decoding.translator import Translator
 from nmt.model.attention import SelfAttention
-from nmt.model.inference import prepare
+from nmt.model.inference import Precision, prepare
 from nmt.model.kv_cache import DecoderState, LayerCache
 from oracle import (
     BOS,
@@ -433,30 +434,33 @@ def _stops_all_with_the_first(patch: pytest.MonkeyPatch) -> bool:
 
 
 def _keeps_who_left_in_one_cache(patch: pytest.MonkeyPatch) -> bool:
-    def broken(self: LayerCache, sentences: Tensor) -> None:
+    def broken(self: LayerCache, sentences: Tensor, moved: Tensor) -> None:
         self._buffer = self._buffer[:, : len(sentences)]
 
     patch.setattr(LayerCache, "keep_sentences", broken)
     return equal_alone_and_together(20) < 20
 
 
-def bits_that_company_changes() -> int:
-    """Lines whose hypotheses are others, or other by a bit, alone and among 30, in the deterministic mode."""
+def bits_that_company_changes(precision: Precision, fixed_rows: bool) -> int:
+    """Lines whose hypotheses are others, or other by a bit, alone and among 30."""
     bundle = random_bundle()
-    prepare(bundle.model, "fp32", deterministic=True)
-    translator = Translator(bundle, deterministic=True)
+    prepare(bundle.model, precision, fixed_rows)
+    translator = Translator(bundle)
     lines = sentences(30)[0]
     together = translator.translations(lines)
     return sum(translator.translations([line])[0] != found for line, found in zip(lines, together, strict=True))
 
 
-@pytest.mark.xfail(reason="a batched q k^T gives other bits for another number of sentences (MKL)", strict=False)
-def test_the_deterministic_mode_knows_no_company(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = bits_that_company_changes()
-    monkeypatch.setattr(Translator, "_batches", lambda self, encoded: iter([list(encoded)]))
-    control = bits_that_company_changes()  # as wide as the longest neighbour
-    shown = f"{changed} of 30 lines, to the bit; {control} padded to the longest"
-    figure("deterministic_company_changes", shown, "0; > 0", changed == 0 < control)
+@pytest.mark.parametrize(("precision", "fixed_rows"), [("int8", False), ("fp32", True)])
+def test_company_changes_no_bit(
+    precision: Precision, fixed_rows: bool, figure: Figure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changed = bits_that_company_changes(precision, fixed_rows)
+    for name in ("_WIDTH_STEP", "_LEAST_WIDTH"):  # as wide as the longest neighbour
+        monkeypatch.setattr(translator_module, name, 1)
+    control = bits_that_company_changes(precision, False)
+    shown = f"{changed} of 30 lines, to the bit; {control} as wide as the longest neighbour"
+    figure(f"company_changes_{precision}", shown, "0; > 0", changed == 0 < control)
 
 
 def test_six_faults_of_batching_are_seen(figure: Figure) -> None:
