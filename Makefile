@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-help gpu-check clean
+.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -46,6 +46,13 @@ bench-train: setup     # training speed against the peers, which it installs: 30
 
 bench-loader: setup    # batches a second, building the token cache, memory on 2 GB of text: 8 minutes
 	$(BIN)/python tests/bench/loader.py
+
+SIZES = tiny base
+bench-translate: setup # decoding speed against CTranslate2 and transformers: 40 minutes, and 80 to train the models
+	$(BIN)/python tests/bench/translate.py $(SIZES)
+
+bench-invariance: setup # 500 lines in 26 settings of batch size and order, in every precision: 40 minutes
+	$(BIN)/python tests/bench/invariance.py
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py
