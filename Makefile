@@ -14,7 +14,7 @@ demo: setup            # the commands of the README's first minute, timed and sc
 	$(BIN)/python tests/e2e/demo.py
 
 test: setup lint type  # what CI runs
-	$(BIN)/pytest -m 'not slow' --ignore tests/faults
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not slow' --ignore tests/faults --numprocesses 2 --dist loadfile
 	$(BIN)/pytest -m 'not slow' $(FAULTS)
 
 test-slow: setup       # all tests, the slow ones too

@@ -61,7 +61,7 @@ class Translator:
     Args:
         model: a Bundle, or the path of one, or of a run folder; or a list of them.
         device: "auto", "cpu", "cuda" or "mps" (used for a path; a Bundle stays where it is).
-        precision: fp32, bf16, fp16 or int8; "auto" is the device's default (see `default_precision`). A Bundle that is
+        precision: fp32, bf16, fp16 or int8; "auto" goes by device and width (see `default_precision`). A Bundle that is
             given is used as it is, and is not prepared.
         deterministic: scores are equal to the bit whatever else is in the batch, in fp32 too.
         decoding: keys of the bundle's `[decoding]` to be changed; None leaves a key as it is.
@@ -80,7 +80,7 @@ class Translator:
         deterministic: bool = False,
         decoding: Mapping[str, Any] | None = None,
         num_workers: int = 0,
-        batch_rows: int = 256,
+        batch_rows: int = 512,
         batch_tokens: int = 16_384,
     ) -> None:
         given = [model] if isinstance(model, Bundle | str | Path) else list(model)
@@ -111,8 +111,10 @@ class Translator:
         if isinstance(model, Bundle):
             return model
         place = pick_device(device)
-        chosen = pick_precision(precision, place)
+        _check_precision(precision, place)
         bundle = Bundle.load(model, place)
+        wanted = default_precision(place, bundle.config.model.d_model) if precision == "auto" else precision
+        chosen = cast(Precision, wanted)
         if place.type == "cpu":
             keep_freed_pages()
         prepare(bundle.model, chosen, has_fixed_rows(chosen, deterministic))
@@ -370,15 +372,12 @@ def _check_ensemble(bundles: Sequence[Bundle]) -> None:
             )
 
 
-def pick_precision(name: str, device: torch.device) -> Precision:
-    """The precision of that name; `auto` is the device's default. Raises: ConfigError."""
-    if name == "auto":
-        return default_precision(device)
-    if name not in PRECISIONS:
+def _check_precision(name: str, device: torch.device) -> None:
+    """Raises: ConfigError (not known, or not possible there)."""
+    if name not in ("auto", *PRECISIONS):
         raise ConfigError(f"--precision {name} is not known; give auto, {', '.join(PRECISIONS)}.")
     if name == "int8" and not (device.type == "cpu" and int8_works()):
         raise ConfigError("--precision int8 needs an x86 CPU, and a torch with FBGEMM; give auto, fp32 or bf16.")
-    return cast(Precision, name)
 
 
 def pick_device(name: str) -> torch.device:

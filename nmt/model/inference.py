@@ -21,14 +21,19 @@ _ENGINE = "fbgemm"
 _MOST_INPUT, _MOST_WEIGHT = 127, 63
 _ZERO = 128  # what stands for 0 in an input of unsigned bytes
 
+# Narrower models lose more by 8 bits, and the time for scaling and rounding is what the products gain.
+_LEAST_INT8_WIDTH = 256
+
+_LEAST_PACKED = 2**18  # numbers of a weight that is packed; a call costs 45 microseconds more, which must pay
+
 FIXED_ROWS = 64  # of every matrix product, where its result must not depend on how many rows there are
 
 
-def default_precision(device: torch.device) -> Precision:
-    """A fixed table: bf16 on CUDA, int8 on a CPU that has the kernel, else fp32."""
+def default_precision(device: torch.device, d_model: int) -> Precision:
+    """A fixed table: bf16 on CUDA, int8 on a CPU that has the kernel for models wide enough to profit, else fp32."""
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    return "int8" if device.type == "cpu" and int8_works() else "fp32"
+    return "int8" if device.type == "cpu" and d_model >= _LEAST_INT8_WIDTH and int8_works() else "fp32"
 
 
 def int8_works() -> bool:
@@ -61,8 +66,10 @@ def prepare(model: Transformer, precision: Precision, fixed_rows: bool = False) 
         for name, child in parent.named_children():
             if type(child) is nn.Linear:
                 layer: nn.Module = child
-                if on_cpu and precision in ("fp32", "int8"):
-                    layer = Int8Linear(child) if precision == "int8" else PackedLinear(child)
+                if precision == "int8":
+                    layer = Int8Linear(child)
+                elif precision == "fp32" and on_cpu and child.weight.numel() >= _LEAST_PACKED:
+                    layer = PackedLinear(child)
                 setattr(parent, name, FixedRows(layer) if fixed_rows else layer)
 
 

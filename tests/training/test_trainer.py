@@ -209,13 +209,13 @@ def test_learns_twenty_pairs_by_heart(tmp_path: Path) -> None:
         data={"valid": {"prefix": "train"}},
         model={"d_model": 32, "d_ff": 64, "num_heads": 4, "dropout": 0.0, "embedding_dropout": 0.0},
         training={
-            "max_updates": 150,
+            "max_updates": 250,
             "warmup_updates": 20,
             "learning_rate": 1e-2,
             "label_smoothing": 0.0,
             "log_every": 50,
         },
-        validation={"every": 75, "max_sentences": 0},
+        validation={"every": 125, "max_sentences": 0},
     )
     bundle = fit(small, tmp_path / "run")
     sources, targets = tiny.sentences(20)
