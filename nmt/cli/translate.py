@@ -69,7 +69,7 @@ def translate(
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
-    batch_rows: options.BatchRows = 256,
+    batch_rows: options.BatchRows = 512,
     device: options.Device = "auto",
     threads: options.Threads = 0,
     quiet: options.Quiet = False,
