@@ -104,6 +104,8 @@ class Translator:
         self._width = self.options.n_best if self.decoding.sample else self.options.beam_size
         self._batch_rows, self._batch_tokens = batch_rows, batch_tokens
         self._fixed_rows = isinstance(self.bundle.model.output, FixedRows)
+        # What attention looked at is noted in the modules, which one thread alone may then use.
+        num_workers = 1 if self.decoding.coverage_penalty else num_workers
         self._workers = _Workers([bundle.model for bundle in bundles], num_workers)
 
     @staticmethod

@@ -9,6 +9,7 @@ from torch import Tensor
 
 import tiny
 from nmt.bundle import Bundle
+from nmt.decoding import translator as translator_module
 from nmt.decoding.translator import Translator, pick_device
 from nmt.errors import BundleError, ConfigError
 from nmt.model.kv_cache import DecoderState
@@ -67,6 +68,47 @@ def test_batches_and_order_do_not_matter(bundle: Bundle, figure: Callable[..., N
             differing += sum(text != alone[place] for place, text in zip(order, out, strict=True))
             compared += len(lines)
     figure("batch_text_differences", f"{differing} of {compared} translations", "0", differing == 0)
+
+
+@pytest.mark.parametrize("coverage_penalty", [0.0, 0.5])
+def test_workers_change_nothing(bundle: Bundle, coverage_penalty: float) -> None:
+    lines, decoding = tiny.sentences(100)[0], {"beam_size": 3, "coverage_penalty": coverage_penalty}
+    found = [Translator(bundle, decoding=decoding, num_workers=n, batch_rows=24).translations(lines) for n in (1, 3)]
+    assert found[0] == found[1] and all(translation.text for translation in found[0])
+
+
+def test_a_batch_that_does_not_fit_is_tried_in_halves(
+    bundle: Bundle, figure: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = tiny.sentences(50)[0]
+    whole = Translator(bundle).translate(lines)
+    search, refused = Translator.search, []
+
+    def fits_three(self: Translator, src_ids: list[list[int]], *rest: object) -> object:
+        if len(src_ids) > 3:
+            refused.append(len(src_ids))
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return search(self, src_ids, *rest)
+
+    monkeypatch.setattr(Translator, "search", fits_three)
+    parts = Translator(bundle).translate(lines)
+    differing = sum(a != b for a, b in zip(whole, parts, strict=True))
+    shown = f"{differing} of {len(lines)} lines differ after {len(refused)} batches were refused"
+    figure("translate_out_of_memory", shown, "0 after >= 10", differing == 0 and len(refused) >= 10)
+    monkeypatch.setattr(translator_module, "is_out_of_memory", lambda error: False)  # the control
+    with pytest.raises(torch.OutOfMemoryError):
+        Translator(bundle).translate(lines)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
+@pytest.mark.parametrize("beam_size", [1, 5, 50])
+def test_a_line_is_never_answered_by_nothing(bundle: Bundle, alpha: float, beam_size: int) -> None:
+    decoding = {"beam_size": beam_size, "length_penalty": alpha}
+    for kind in ("gnmt", "power"):
+        found = Translator(bundle, decoding={**decoding, "length_penalty_type": kind}).translations(
+            tiny.sentences(20)[0]
+        )
+        assert all(translation.hypotheses[0].ids for translation in found)
 
 
 def test_a_line_of_a_thousand_pieces(bundle: Bundle) -> None:
