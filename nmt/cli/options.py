@@ -48,7 +48,9 @@ Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0: as many as th
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr; errors only.")]
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, fp16 or int8.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Scores equal to the bit in any company; slower.")]
-Workers = Annotated[int, typer.Option("--num-workers", min=0, help="Batches at a time; 0: one a core, or a GPU.")]
+Workers = Annotated[
+    int, typer.Option("--num-workers", min=0, help="Batches at a time; 0: one a core, up to 4, or one a GPU.")
+]
 BatchRows = Annotated[int, typer.Option(min=1, help="Lines times beam decoded together at most.")]
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write there, all at once when it is complete. [stdout]")

@@ -39,6 +39,7 @@ WINDOW_LINES = 2048  # of a stream, translated together, sorted by length
 # Sources are padded to a multiple of 8, and to 16 at least. Attention's sums then have the same bits at every width,
 # with a mask that is there even if nothing is padded: found by trial with AVX2, watched by `make bench-invariance`.
 _WIDTH_STEP, _LEAST_WIDTH = 8, 16
+_MOST_WORKERS = 4  # unless more are asked for: each needs memory for its batch
 _FEWEST_LINES = 8  # in a batch that is made smaller so that every worker has one
 
 
@@ -65,7 +66,8 @@ class Translator:
             given is used as it is, and is not prepared.
         deterministic: scores are equal to the bit whatever else is in the batch, in fp32 too.
         decoding: keys of the bundle's `[decoding]` to be changed; None leaves a key as it is.
-        num_workers: threads, or GPUs, that work on batches of their own; 0: one for each CPU core, or each GPU.
+        num_workers: threads, or GPUs, that work on batches of their own; 0: one for each CPU core, up to four that share
+            the cores, or one for each GPU.
         batch_rows: search rows (lines times beam) decoded together at most.
         batch_tokens: padded source tokens (times beam) encoded together at most.
     Raises: BundleError, ConfigError.
@@ -326,7 +328,7 @@ class _Workers:
         device = next(models[0].parameters()).device
         gpus = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
         self._cores = torch.get_num_threads()
-        self.count = num_workers or (self._cores if device.type == "cpu" else gpus)
+        self.count = num_workers or (min(self._cores, _MOST_WORKERS) if device.type == "cpu" else gpus)
         replicas = [models, *([deepcopy(m).to(f"cuda:{gpu}") for m in models] for gpu in range(1, gpus))]
         self._free: SimpleQueue[list[Transformer]] = SimpleQueue()
         for number in range(self.count):
