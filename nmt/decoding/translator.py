@@ -66,8 +66,8 @@ class Translator:
             given is used as it is, and is not prepared.
         deterministic: scores are equal to the bit whatever else is in the batch, in fp32 too.
         decoding: keys of the bundle's `[decoding]` to be changed; None leaves a key as it is.
-        num_workers: threads, or GPUs, that work on batches of their own; 0: one for each CPU core, up to four that share
-            the cores, or one for each GPU.
+        num_workers: threads, or GPUs, that work on batches of their own; 0: one for each CPU core, up to four that
+            share the cores, or one for each GPU.
         batch_rows: search rows (lines times beam) decoded together at most.
         batch_tokens: padded source tokens (times beam) encoded together at most.
     Raises: BundleError, ConfigError.
