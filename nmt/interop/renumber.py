@@ -39,6 +39,8 @@ class Pieces:
             proto = path.read_bytes()
             spm.SentencePieceProcessor(model_proto=proto)
             pieces = [_parse_piece(content) for field, _, content in _fields(proto) if field == _PIECES]
+            if not pieces:  # SentencePiece itself takes an empty file for a model
+                raise ValueError("it holds no pieces")
         except (RuntimeError, OSError, ValueError, IndexError) as error:
             raise BundleError(f"{path} cannot be read as a SentencePiece model: {error}.") from error
         return cls(proto, {p: (score, kind) for p, score, kind in pieces if kind in (_NORMAL, _USER_DEFINED, _BYTE)})

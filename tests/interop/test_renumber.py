@@ -49,7 +49,7 @@ def test_text_becomes_the_same_pieces(
     assert without_foreign(proto, before.special) == proto
 
 
-@pytest.mark.parametrize("content", [b"text", b"\x0a\x05ab", b"\x0a\x03\x0a\x01a\xff\xff"])
+@pytest.mark.parametrize("content", [b"", b"text", b"\x0a\x05ab", b"\x0a\x03\x0a\x01a\xff\xff"])
 def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "m").write_bytes(content)
     with pytest.raises(BundleError, match="cannot be read as a SentencePiece model"):
