@@ -128,9 +128,9 @@ class Transformer(nn.Module):
         d_model = config.d_model
         self.gated = config.activation == "swiglu"
         assert config.tied_embeddings != "all" or src_vocab_size == tgt_vocab_size, "one vocabulary to tie"
-        self.src_embedding = nn.Embedding(src_vocab_size, d_model)
+        self.src_embedding = _embedding(src_vocab_size, d_model)
         tied = config.tied_embeddings
-        self.tgt_embedding = self.src_embedding if tied == "all" else nn.Embedding(tgt_vocab_size, d_model)
+        self.tgt_embedding = self.src_embedding if tied == "all" else _embedding(tgt_vocab_size, d_model)
         self.positions = SinusoidalPositions(d_model)
         self.embedding_dropout = Dropout(config.embedding_dropout)
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
@@ -256,6 +256,13 @@ class Transformer(nn.Module):
         nn.init.normal_(self.output.weight, std=self.output.in_features**-0.5)
         if self.output.bias is not None:
             nn.init.zeros_(self.output.bias)
+
+
+def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
+    """An embedding. On the meta device it is not initialised: for that torch would import its compiler, for seconds."""
+    if torch.get_default_device().type == "meta":
+        return nn.Embedding(vocab_size, d_model, _weight=torch.empty(vocab_size, d_model))
+    return nn.Embedding(vocab_size, d_model)
 
 
 def _encode_with(layer: EncoderLayer, x_BSD: Tensor, keep: Tensor | None) -> Tensor:
