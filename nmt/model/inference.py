@@ -61,14 +61,14 @@ def prepare(model: Transformer, precision: Precision, fixed_rows: bool = False) 
     model.requires_grad_(False)
     if precision in _HALF:
         model.to(_HALF[precision])
-    on_cpu = next(model.parameters()).device.type == "cpu"
+    packs = next(model.parameters()).device.type == "cpu" and torch._C._has_mkldnn
     for parent in list(model.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Linear:
                 layer: nn.Module = child
                 if precision == "int8":
                     layer = Int8Linear(child)
-                elif precision == "fp32" and on_cpu and child.weight.numel() >= _LEAST_PACKED:
+                elif precision == "fp32" and packs and child.weight.numel() >= _LEAST_PACKED:
                     layer = PackedLinear(child)
                 setattr(parent, name, FixedRows(layer) if fixed_rows else layer)
 
