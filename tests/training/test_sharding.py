@@ -181,9 +181,8 @@ def test_goes_on_otherwise(
     figure(f"sharding_{before}_to_{after}_on_{world}", f"{found:.1e} relative", "<= 1e-6", found <= 1e-6)
 
 
-@pytest.mark.parametrize(
-    "precision", ["fp32", *(pytest.param(half, marks=pytest.mark.slow) for half in ("fp16", "bf16"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_resumes_to_the_bit(runs: Runs, tmp_path: Path, precision: str, figure: Callable[..., None]) -> None:
     settings = (FULL, "model.dropout=0.3", "model.attention_dropout=0.2", f"training.precision={precision}")
     runs.run(tmp_path / "straight", *settings)
