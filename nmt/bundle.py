@@ -79,9 +79,7 @@ class Bundle:
         with torch.device("meta"):
             model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
         _check_tensors(folder / "model.safetensors", model)
-        weights = _read_tensors(folder / "model.safetensors")
-        model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False, assign=True)
-        model.tie_output()
+        fill(model, _read_tensors(folder / "model.safetensors"))
         return cls(config, model.to(device).eval(), tokenizer)
 
     def write_into(self, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
@@ -124,6 +122,12 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
     if different:
         raise BundleError(f"These weights are of another model: they differ in {', '.join(sorted(different)[:5])}.")
     model.load_state_dict(weights, strict=False)  # not strict: names of tied parameters are absent
+
+
+def fill(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+    """Give a model on the meta device its weights, checked by the caller, in fp32; tied ones follow."""
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False, assign=True)
+    model.tie_output()
 
 
 def find_bundle(path: Path) -> Path:

@@ -244,6 +244,14 @@ class DecodingConfig(Section):
             raise ValueError("temperature, top_k and top_p are for sample = true")
         return self
 
+    def fewest_pieces(self, src_pieces: int) -> int:
+        """Target pieces, without EOS, that a source of so many, with EOS, is given at least."""
+        return max(self.min_length, int(self.min_length_ratio * src_pieces))
+
+    def most_pieces(self, src_pieces: int) -> int:
+        """Target pieces, without EOS, that a source of so many, with EOS, is given at most."""
+        return min(self.max_length, int(self.max_length_ratio * src_pieces) + self.max_length_extra - 1)
+
     def changed(self, **keys: object) -> "DecodingConfig":
         """A copy with other values; None leaves a key as it is. Raises: ConfigError."""
         given = {key: value for key, value in keys.items() if value is not None}

@@ -52,17 +52,7 @@ def evaluate(
         assert model
         # What is wrong with options or counts shows here, not after everything is translated.
         compute(["a"] * len(sources), references, tgt_lang=language)
-        from nmt.decoding.translator import Translator
-
-        options.use_threads(threads)
-        translator = Translator(
-            model,
-            device=device,
-            precision=precision,
-            deterministic=deterministic,
-            decoding=options.decoding_keys(context),
-            num_workers=num_workers,
-        )
+        translator = options.open_translator(context)
         languages = f"{translator.bundle.config.src_lang}-{translator.bundle.config.tgt_lang}"
         if langpair is not None and langpair != languages:
             raise ConfigError(f"The model translates {languages}, the test set is {langpair}.")

@@ -54,7 +54,7 @@ def import_(
     quiet: Quiet = False,
 ) -> None:
     """Make a bundle of another program's model: it translates, plots and fine-tunes like one trained here."""
-    from nmt.interop.marian import import_marian
+    from nmt.interop.marian_import import import_marian
     from nmt.storage.atomic import atomic_folder
 
     if format != "marian-hf":
@@ -80,7 +80,7 @@ def export(
     from nmt.bundle import Bundle
     from nmt.interop import parity
     from nmt.interop.ctranslate2 import export_ctranslate2
-    from nmt.interop.marian import export_marian
+    from nmt.interop.marian_export import export_marian
     from nmt.storage.atomic import atomic_folder
 
     formats = {
@@ -116,9 +116,8 @@ def _translations(bundle: "Bundle") -> "Translate":
 
 def _limits(bundle: "Bundle", lines: Sequence[str]) -> list[int]:
     """The most pieces that our Translator gives each line."""
-    from nmt.interop.marian import most_pieces
-
-    return [most_pieces(bundle.config, len(ids)) for ids in bundle.tokenizer.encode_src(lines)]
+    most_pieces = bundle.config.decoding.most_pieces
+    return [most_pieces(len(ids)) for ids in bundle.tokenizer.encode_src(lines)]
 
 
 def _first_lines(path: Path) -> list[str]:

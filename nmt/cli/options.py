@@ -5,11 +5,14 @@ Those of decoding bear the names of the keys of `[decoding]`, and their ranges: 
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from nmt.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nmt.decoding.translator import Translator
 
 HELP_OPTIONS = {"help_option_names": ["-h", "--help"]}
 
@@ -51,7 +54,7 @@ Deterministic = Annotated[bool, typer.Option("--deterministic", help="Scores equ
 Workers = Annotated[
     int, typer.Option("--num-workers", min=0, help="Batches at a time; 0: one a core, up to 4, or one a GPU.")
 ]
-BatchRows = Annotated[int, typer.Option(min=1, help="Lines times beam decoded together at most.")]
+BatchRows = Annotated[int | None, typer.Option(min=1, help="Lines times beam decoded together at most. [512]")]
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write there, all at once when it is complete. [stdout]")
 ]
@@ -96,6 +99,16 @@ def decoding_keys(context: typer.Context) -> dict[str, Any]:
     if given.get("sample") is False:
         given = {**{key: defaults[key] for key in of_sampling}, **given}
     return given
+
+
+def open_translator(context: typer.Context) -> "Translator":
+    """The models of -m, by the options of computing and decoding that the command has."""
+    from nmt.decoding.translator import Translator
+
+    names = ("device", "precision", "deterministic", "num_workers", "batch_rows")
+    given = {name: context.params[name] for name in names if context.params.get(name) is not None}
+    use_threads(context.params["threads"])
+    return Translator(context.params["model"], decoding=decoding_keys(context), **given)
 
 
 def use_threads(threads: int) -> None:

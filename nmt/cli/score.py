@@ -1,7 +1,6 @@
 """`nmt score`."""
 
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -41,7 +40,7 @@ def score(
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
-    batch_rows: options.BatchRows = 256,
+    batch_rows: options.BatchRows = None,
     device: options.Device = "auto",
     threads: options.Threads = 0,
     quiet: options.Quiet = False,
@@ -59,27 +58,14 @@ def score(
     pairs = (_Pair(*pair) for pair in streams.in_step(*sources)) if src else map(_split, sources[0].lines)
     bad = streams.BadLines(sources[0].name, quiet)
     with streams.results_to(output) as out:
-        from nmt.decoding.translator import WINDOW_LINES, Translator
-
-        options.use_threads(threads)
-        translator = Translator(
-            model,
-            device=device,
-            precision=precision,
-            deterministic=deterministic,
-            decoding=options.decoding_keys(context),
-            num_workers=num_workers,
-            batch_rows=batch_rows,
+        translator = options.open_translator(context)
+        streams.answer(
+            pairs,
+            out,
+            bad,
+            lambda window: translator.score([pair.src for pair in window], [pair.tgt for pair in window]),
+            lambda pair, hypothesis: _answer(pair, hypothesis, translator.bundle.tokenizer, format),
         )
-        numbers = count(1)
-        for window in streams.gather(pairs, WINDOW_LINES, line_buffered=False):
-            found = translator.score([pair.src for pair in window], [pair.tgt for pair in window])
-            lines = []
-            for pair, hypothesis, number in zip(window, found, numbers, strict=False):
-                if pair.error:
-                    bad.add(number, pair.error)
-                lines.append(_answer(pair, hypothesis, translator.bundle.tokenizer, format))
-            streams.write_lines(out, lines)
     for source in sources:
         source.warn(quiet)
     bad.check()

@@ -4,11 +4,11 @@ import json
 import math
 import re
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from itertools import zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 import typer
 
@@ -76,6 +76,41 @@ def results_to(output: Path | None) -> AbstractContextManager[BinaryIO]:
 def gather(items: Iterable[Item], max_lines: int, line_buffered: bool) -> Iterator[list[Item]]:
     """Windows of a stream; with `line_buffered` each of one line, before the next is read."""
     return ([item] for item in items) if line_buffered else windows(items, max_lines)
+
+
+class Asking(Protocol):
+    """What a line asks for; with an `error` it gets no result."""
+
+    @property
+    def error(self) -> str:
+        """Why there is nothing to do, or an empty string."""
+
+
+Asked = TypeVar("Asked", bound=Asking)
+Result = TypeVar("Result")
+
+
+def answer(
+    asked: Iterable[Asked],
+    out: BinaryIO,
+    bad: BadLines,
+    find: Callable[[list[Asked]], Sequence[Result]],
+    say: Callable[[Asked, Result], str],
+    *,
+    line_buffered: bool = False,
+) -> None:
+    """Answer a stream window by window: `find` has a result for each of a window, `say` makes it a line."""
+    from nmt.decoding.translator import WINDOW_LINES
+
+    number = 0
+    for window in gather(asked, WINDOW_LINES, line_buffered):
+        lines = []
+        for each, result in zip(window, find(window), strict=True):
+            number += 1
+            if each.error:
+                bad.add(number, each.error)
+            lines.append(say(each, result))
+        write_lines(out, lines)
 
 
 def write_lines(out: BinaryIO, lines: Iterable[str]) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -69,7 +68,7 @@ def translate(
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
-    batch_rows: options.BatchRows = 512,
+    batch_rows: options.BatchRows = None,
     device: options.Device = "auto",
     threads: options.Threads = 0,
     quiet: options.Quiet = False,
@@ -90,27 +89,15 @@ def translate(
     requests = _requests(source, prefixes, format)
     bad = streams.BadLines(source.name, quiet)
     with streams.results_to(output) as out:
-        from nmt.decoding.translator import WINDOW_LINES, Translator
-
-        options.use_threads(threads)
-        translator = Translator(
-            model,
-            device=device,
-            precision=precision,
-            deterministic=deterministic,
-            decoding=options.decoding_keys(context),
-            num_workers=num_workers,
-            batch_rows=batch_rows,
+        translator = options.open_translator(context)
+        streams.answer(
+            requests,
+            out,
+            bad,
+            lambda window: translator.translations([r.text for r in window], [r.prefix for r in window]),
+            lambda request, translation: _answer(request, translation, translator, format),
+            line_buffered=line_buffered,
         )
-        numbers = count(1)
-        for window in streams.gather(requests, WINDOW_LINES, line_buffered):
-            found = translator.translations([r.text for r in window], [r.prefix for r in window])
-            lines = []
-            for request, translation, number in zip(window, found, numbers, strict=False):
-                if request.error:
-                    bad.add(number, request.error)
-                lines.append(_answer(request, translation, translator, format))
-            streams.write_lines(out, lines)
     for each in filter(None, (source, prefixes)):
         each.warn(quiet)
     bad.check()

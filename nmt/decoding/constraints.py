@@ -21,17 +21,26 @@ def allow(logits_BWV: Tensor, history_BWT: Tensor, limits: Limits, options: Sear
         logits_BWV = _penalise_repetition(logits_BWV, history_BWT, options.repetition_penalty)
     normaliser_BW = logits_BWV.logsumexp(-1)
     number = history_BWT.shape[-1] + 1  # of the next token, the first is 1
-    prefix_BP = limits.prefix_BP
-    forced_B11 = prefix_BP[:, number - 1, None, None] if number <= prefix_BP.shape[1] else None
-    free = None if forced_B11 is None else logits_BWV.clone()
+    forced = _forced(logits_BWV, number, limits)
     logits_BWV[..., list(options.banned)] = -torch.inf
     _ban_lengths(logits_BWV, number, limits, options.eos)
     if 0 < options.no_repeat_ngram < number:
         _ban_repeated_ngrams(logits_BWV, history_BWT, options.no_repeat_ngram)
-    if free is not None and forced_B11 is not None:
-        only = torch.arange(free.shape[-1], device=free.device) == forced_B11
-        logits_BWV = torch.where(forced_B11 < 0, logits_BWV, free.masked_fill(~only, -torch.inf))
+    if forced is not None:
+        is_forced_B11, tokens_BW1, values_BW1 = forced
+        logits_BWV.masked_fill_(is_forced_B11, -torch.inf)
+        values_BW1 = torch.where(is_forced_B11, values_BW1, logits_BWV.gather(-1, tokens_BW1))
+        logits_BWV.scatter_(-1, tokens_BW1, values_BW1)
     return logits_BWV, normaliser_BW
+
+
+def _forced(logits_BWV: Tensor, number: int, limits: Limits) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Which sentences have a token forced now, bool (B, 1, 1); it and its logit, (B, W, 1). None if no sentence has."""
+    if number > limits.prefix_BP.shape[1]:
+        return None
+    tokens_B11 = limits.prefix_BP[:, number - 1, None, None]
+    tokens_BW1 = tokens_B11.clamp(min=0).expand(-1, logits_BWV.shape[1], -1)
+    return tokens_B11 >= 0, tokens_BW1, logits_BWV.gather(-1, tokens_BW1)
 
 
 def _ban_lengths(logits_BWV: Tensor, number: int, limits: Limits, eos: int) -> None:

@@ -167,11 +167,8 @@ class Translator:
         """The hypotheses of each encoded source sentence (EOS last), best first. `prefixes`: forced target ids."""
         rules = self.decoding
         lengths = [len(ids) for ids in src_ids]
-        shortest = [1 + max(rules.min_length, int(rules.min_length_ratio * length)) for length in lengths]
-        longest = [
-            1 + min(rules.max_length, int(length * rules.max_length_ratio) + rules.max_length_extra - 1)
-            for length in lengths
-        ]
+        shortest = [1 + rules.fewest_pieces(length) for length in lengths]
+        longest = [1 + rules.most_pieces(length) for length in lengths]
         limits = Limits.of(shortest, longest, prefixes)
         with self._workers.models() as models:
             rows = ModelRows(models, self._padded(src_ids), lengths, self._width, bool(rules.coverage_penalty))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nmt.bundle import Bundle
 from nmt.errors import ConfigError
-from nmt.interop.marian import NEVER, lost_defaults
+from nmt.interop.defaults import NEVER, lost_defaults
 from nmt.model.positions import sinusoidal
 from nmt.model.transformer import DecoderLayer, EncoderLayer
 from nmt.storage.atomic import write_file

@@ -15,8 +15,10 @@ import tiny
 from nmt.bundle import Bundle
 from nmt.decoding.translator import Translator
 from nmt.errors import BundleError, ConfigError, NmtError
-from nmt.interop import marian
-from nmt.interop.marian import export_marian, import_marian
+from nmt.interop import marian_import
+from nmt.interop.defaults import NEVER
+from nmt.interop.marian_export import export_marian
+from nmt.interop.marian_import import import_marian
 from nmt.training.run import train
 
 Figure = Callable[..., None]
@@ -90,7 +92,7 @@ def worst_logit(bundle: Bundle) -> float:
 def test_logits_are_those_of_transformers(imported: Bundle, figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
     worst = worst_logit(imported)
     figure("import_marian_logits", f"{worst:.1e} apart at most", "<= 1e-4", worst <= 1e-4)
-    monkeypatch.setattr(marian, "_order", torch.arange)  # the control: positions are not as theirs
+    monkeypatch.setattr(marian_import, "residual_order", torch.arange)  # the control: positions are not as theirs
     unpermuted, _ = import_marian(FOLDER)
     assert worst_logit(unpermuted) > 0.1
     translations = Translator(unpermuted, decoding={"beam_size": 1}).translate(LINES)
@@ -107,7 +109,7 @@ def test_pieces_and_special_ids_are_theirs(imported: Bundle) -> None:
     assert known == EXPECTED["src_ids"]
     assert tokenizer.encode_src(LINES) != EXPECTED["src_ids"]  # the control: ▁not occurs
     embedding, bias = imported.model.src_embedding.weight, imported.model.output.bias
-    assert torch.equal(embedding[-1], embedding[1]) and bias[-1] == marian.NEVER
+    assert torch.equal(embedding[-1], embedding[1]) and bias[-1] == NEVER
     assert not {len(VOCABULARY), 1} & {
         number for ids in tokenizer.encode_tgt(["der hund", "mann not"]) for number in ids[:2]
     }

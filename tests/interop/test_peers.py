@@ -18,7 +18,7 @@ import torch
 import tiny
 from figures import ROOT
 from nmt.bundle import Bundle
-from nmt.interop.marian import import_marian
+from nmt.interop.marian_import import import_marian
 
 PYTHON = ROOT / "peers" / "hf" / "bin" / "python"
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON.exists(), reason="peers/hf is not here")]
@@ -90,7 +90,7 @@ def test_an_import_goes_out_again(tmp_path: Path, figure: Callable[..., None], f
 def test_a_wrong_export_is_found(tmp_path: Path, format: str) -> None:
     """The control: positions as the other program has them by itself, on weights that are not permuted."""
     wrong = {
-        "marian-hf": "import torch, nmt.interop.marian as m; m._order = torch.arange",
+        "marian-hf": "import torch, nmt.interop.marian_export as m; m.residual_order = torch.arange",
         "ctranslate2": "import nmt.interop.ctranslate2 as m, torch; m.sinusoidal = lambda n, d: torch.zeros(n, d)",
     }
     lines, _ = tiny.sentences(50, seed=7)

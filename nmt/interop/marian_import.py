@@ -1,16 +1,7 @@
-"""MarianMT models of Hugging Face transformers, as OPUS-MT's, into a bundle and out of one.
-
-The same post-norm Transformer, written down in other ways:
-
-- Positions. There a position is [all sines | all cosines], here sine and cosine alternate. Embeddings, norms and the
-  sides of matrices that face the residual stream are permuted to match, which changes no number that comes out.
-- Projections of queries, keys and values are three matrices there; here they are one.
-- Piece ids are those of vocab.json; the SentencePiece models are numbered anew (`nmt.interop.renumber`).
-- There is no BOS. The decoder starts with `decoder_start_token_id`, which is <pad>: it is BOS here.
-"""
+"""MarianMT folders of Hugging Face transformers, as OPUS-MT's, into bundles; see `marian_layout`."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,46 +11,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from nmt.bundle import Bundle, BundleConfig, load_weights, weights_of, write_tensors
+from nmt.bundle import Bundle, BundleConfig, fill
 from nmt.config import DecodingConfig, ModelConfig
 from nmt.errors import BundleError, ConfigError
-from nmt.interop.renumber import FOREIGN_HIDDEN, FOREIGN_SHOWN, Pieces, renumber, without_foreign
+from nmt.interop.defaults import NEVER
+from nmt.interop.marian_layout import ACTIVATIONS, BIAS, EMBEDDING, REQUIRED, permuted, residual_order, their_names
+from nmt.interop.renumber import FOREIGN_HIDDEN, FOREIGN_SHOWN, Pieces, renumber
 from nmt.model.transformer import Transformer
-from nmt.storage.atomic import write_file
 from nmt.text.tokenizer import SpecialIds, Tokenizer
 
-NEVER = -1e4  # as a bias: no such token is ever generated, and its probability is 0 in any precision
-
-# Ours to theirs. Several names: rows of ours, block by block.
-_MODULES = {
-    "self_attention.qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "self_attention.out": ("self_attn.out_proj",),
-    "self_attention_norm": ("self_attn_layer_norm",),
-    "cross_attention.q": ("encoder_attn.q_proj",),
-    "cross_attention.kv": ("encoder_attn.k_proj", "encoder_attn.v_proj"),
-    "cross_attention.out": ("encoder_attn.out_proj",),
-    "cross_attention_norm": ("encoder_attn_layer_norm",),
-    "feed_forward.up": ("fc1",),
-    "feed_forward.down": ("fc2",),
-    "feed_forward_norm": ("final_layer_norm",),
-}
-_EMBEDDING, _BIAS = "model.shared.weight", "final_logits_bias"
 _TIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 _COMPUTED = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
-_ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "swish": "silu", "silu": "silu"}
-# What a config may say, where another value (or, for the first, none) is another architecture.
-_REQUIRED: dict[str, tuple[Any, Any]] = {  # key: the value needed, the value meant by silence
-    "model_type": ("marian", None),
-    "scale_embedding": (True, False),
-    "static_position_embeddings": (True, True),
-    "normalize_before": (False, False),
-    "normalize_embedding": (False, False),
-    "add_final_layer_norm": (False, False),
-    "add_bias_logits": (False, False),
-    "extra_pos_embeddings": (0, 0),
-    "share_encoder_decoder_embeddings": (True, True),
-    "tie_word_embeddings": (True, True),
-}
 # Of generation_config.json, and the values that do nothing.
 _NOT_TAKEN_ALONG = {
     "do_sample": False,
@@ -101,7 +63,7 @@ def import_marian(folder: Path, src_lang: str | None = None, tgt_lang: str | Non
         renumber(_without(target, extra), pieces, special, foreign=FOREIGN_SHOWN),
     )
     tensors = _read_tensors(folder)
-    tensors[_EMBEDDING], tensors[_BIAS] = _widened(folder, tensors, config["vocab_size"], len(extra), special.unk)
+    tensors[EMBEDDING], tensors[BIAS] = _widened(folder, tensors, config["vocab_size"], len(extra), special.unk)
     generation = {**config, **_read_json(folder, "generation_config.json", needed=False)}
     bundle_config = _bundle_config(folder, config, generation, tensors, len(pieces), languages)
     bundle = Bundle(bundle_config, _model(folder, bundle_config, tensors), tokenizer)
@@ -110,99 +72,6 @@ def import_marian(folder: Path, src_lang: str | None = None, tgt_lang: str | Non
         for key, neutral in _NOT_TAKEN_ALONG.items()
         if generation.get(key, neutral) not in (neutral, None)
     ]
-
-
-def export_marian(bundle: Bundle, folder: Path) -> list[str]:
-    """Write what transformers loads as MarianMTModel and MarianTokenizer into an existing folder.
-
-    Returns: warnings, about decode defaults that mean something else there.
-    Raises: ConfigError (a model that is no MarianMTModel), StorageError, OSError.
-    """
-    config, tokenizer, special = bundle.config, bundle.tokenizer, bundle.tokenizer.special
-    _refuse_what_marian_lacks(bundle)
-    pieces = tokenizer.tgt_pieces(range(config.tgt_vocab_size))
-    longest = most_pieces(config, config.max_length) + 2  # there start and end count too
-    write_tensors(folder / "model.safetensors", _their_tensors(bundle), {"format": "pt"})
-    # Their tokenizer turns translations into text by source.spm, which must not know target pieces as control pieces.
-    write_file(folder / "source.spm", without_foreign(tokenizer.src_model, special))
-    write_file(folder / "target.spm", without_foreign(tokenizer.tgt_model, special))
-    ids = {
-        "pad_token_id": special.pad,
-        "eos_token_id": special.eos,
-        "decoder_start_token_id": special.bos,
-        "forced_eos_token_id": special.eos,
-        "bos_token_id": None,
-    }
-    shape = config.model
-    tables: dict[str, dict[str, Any]] = {
-        "vocab.json": {piece: number for number, piece in enumerate(pieces)},
-        "tokenizer_config.json": {
-            "tokenizer_class": "MarianTokenizer",
-            "source_lang": config.src_lang,
-            "target_lang": config.tgt_lang,
-            "unk_token": pieces[special.unk],
-            "eos_token": pieces[special.eos],
-            "pad_token": pieces[special.pad],
-            "model_max_length": config.max_length,
-            "separate_vocabs": False,
-            "clean_up_tokenization_spaces": False,
-        },
-        "generation_config.json": {
-            **ids,
-            "num_beams": config.decoding.beam_size,
-            "length_penalty": config.decoding.length_penalty,
-            "early_stopping": True,
-            "max_length": longest,
-            "min_length": config.decoding.min_length and config.decoding.min_length + 1,
-            "no_repeat_ngram_size": config.decoding.no_repeat_ngram,
-            "bad_words_ids": [[number] for number in sorted({special.pad, special.bos, special.unk})],
-        },
-        "config.json": {
-            "architectures": ["MarianMTModel"],
-            "model_type": "marian",
-            "dtype": "float32",
-            **ids,
-            "is_encoder_decoder": True,
-            "vocab_size": len(pieces),
-            "decoder_vocab_size": len(pieces),
-            "d_model": shape.d_model,
-            "encoder_layers": shape.num_encoder_layers,
-            "decoder_layers": shape.num_decoder_layers,
-            "encoder_attention_heads": shape.num_heads,
-            "decoder_attention_heads": shape.num_heads,
-            "encoder_ffn_dim": shape.d_ff,
-            "decoder_ffn_dim": shape.d_ff,
-            "activation_function": shape.activation,
-            "dropout": shape.dropout,
-            "attention_dropout": shape.attention_dropout,
-            "activation_dropout": shape.activation_dropout,
-            "max_position_embeddings": max(512, config.max_length, longest),
-            **{key: needed for key, (needed, _) in _REQUIRED.items() if key != "model_type"},
-        },
-    }
-    for name, table in tables.items():
-        write_file(folder / name, json.dumps(table, indent=2, ensure_ascii=False).encode())
-    return lost_defaults(
-        config.decoding, ("coverage_penalty", "min_length_ratio", "repetition_penalty", "sample"), "transformers"
-    )
-
-
-def most_pieces(config: BundleConfig, src_pieces: int) -> int:
-    """The most target pieces, without EOS, that decoding gives a source of so many, with EOS."""
-    rules = config.decoding
-    return min(rules.max_length, int(src_pieces * rules.max_length_ratio) + rules.max_length_extra - 1)
-
-
-def lost_defaults(decoding: DecodingConfig, keys: Sequence[str], program: str) -> list[str]:
-    """Warnings about decode defaults that another program does not have, `keys` or GNMT's length penalty."""
-    lost = [key for key in keys if getattr(decoding, key) != DecodingConfig.model_fields[key].default]
-    warnings = [f"decoding.{key} = {getattr(decoding, key)!r} is not taken along to {program}" for key in lost]
-    if decoding.length_penalty_type == "gnmt" and decoding.length_penalty:
-        warnings.append(
-            f"decoding.length_penalty = {decoding.length_penalty} is GNMT's, ((5 + length) / 6) ^ alpha; {program} has "
-            f"length ^ alpha: with the same alpha its beam search finds longer translations"
-        )
-    return warnings
 
 
 def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any]:
@@ -224,7 +93,7 @@ def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any
 
 
 def _refuse_other_architectures(path: Path, config: Mapping[str, Any]) -> None:
-    for key, (needed, silent) in _REQUIRED.items():
+    for key, (needed, silent) in REQUIRED.items():
         if config.get(key, silent) != needed:
             raise BundleError(
                 f"{path}: {key} = {config.get(key, silent)!r} is not supported; models with {needed!r} can be imported."
@@ -234,10 +103,10 @@ def _refuse_other_architectures(path: Path, config: Mapping[str, Any]) -> None:
             raise BundleError(f"{path}: encoder_{key} and decoder_{key} differ, which is not supported.")
     if config.get("decoder_vocab_size", config.get("vocab_size")) not in (None, config.get("vocab_size")):
         raise BundleError(f"{path}: decoder_vocab_size differs from vocab_size, which is not supported.")
-    if config.get("activation_function") not in _ACTIVATIONS:
+    if config.get("activation_function") not in ACTIVATIONS:
         raise BundleError(
             f"{path}: activation_function = {config.get('activation_function')!r} is not supported; those of "
-            f"{', '.join(_ACTIVATIONS)} are."
+            f"{', '.join(ACTIVATIONS)} are."
         )
 
 
@@ -308,15 +177,15 @@ def _read_tensors(folder: Path) -> dict[str, Tensor]:
         if not tensor.is_floating_point() or not torch.isfinite(tensor.float()).all():
             raise BundleError(f"{path}: tensor {name} holds NaN, infinity or no floating-point numbers.")
     tensors = {name: tensor.float() for name, tensor in tensors.items() if name not in _COMPUTED}
-    tied = [(name, tensors.pop(name)) for name in (_EMBEDDING, *_TIED) if name in tensors]
+    tied = [(name, tensors.pop(name)) for name in (EMBEDDING, *_TIED) if name in tensors]
     if not tied:
-        raise BundleError(f"{path} has no tensor {_EMBEDDING}.")
+        raise BundleError(f"{path} has no tensor {EMBEDDING}.")
     for name, tensor in tied:
         if not torch.equal(tensor, tied[0][1]):
             raise BundleError(
                 f"{path}: {name} differs from {tied[0][0]}; embeddings that are not tied are not supported."
             )
-    tensors[_EMBEDDING] = tied[0][1]
+    tensors[EMBEDDING] = tied[0][1]
     return tensors
 
 
@@ -324,9 +193,9 @@ def _widened(
     folder: Path, tensors: Mapping[str, Tensor], vocab_size: int, extra: int, unk: int
 ) -> tuple[Tensor, Tensor]:
     """Embedding and output bias with `extra` more pieces: embedded as <unk>, never generated. Shapes: (V, D), (V,)."""
-    embedding_VD, bias_V = tensors[_EMBEDDING], tensors.get(_BIAS, torch.zeros(vocab_size)).flatten()
+    embedding_VD, bias_V = tensors[EMBEDDING], tensors.get(BIAS, torch.zeros(vocab_size)).flatten()
     if embedding_VD.dim() != 2 or len(embedding_VD) != vocab_size or len(bias_V) != vocab_size:
-        raise BundleError(f"{folder}: {_EMBEDDING} or {_BIAS} has another size than vocab.json.")
+        raise BundleError(f"{folder}: {EMBEDDING} or {BIAS} has another size than vocab.json.")
     rows_ED = embedding_VD[unk].expand(extra, -1)
     return torch.cat([embedding_VD, rows_ED]), torch.cat([bias_V, torch.full((extra,), NEVER)])
 
@@ -354,9 +223,9 @@ def _bundle_config(
                 num_heads=config.get("encoder_attention_heads", 0),
                 d_ff=config.get("encoder_ffn_dim", 0),
                 norm="post",
-                activation=_ACTIVATIONS[config["activation_function"]],  # type: ignore[arg-type]
+                activation=ACTIVATIONS[config["activation_function"]],  # type: ignore[arg-type]
                 tied_embeddings="all",
-                output_bias=bool(tensors[_BIAS].any()),
+                output_bias=bool(tensors[BIAS].any()),
                 dropout=config.get("dropout", 0.1),
                 embedding_dropout=config.get("dropout", 0.1),
                 attention_dropout=config.get("attention_dropout", 0.0),
@@ -387,11 +256,11 @@ def _bundle_config(
 def _model(folder: Path, config: BundleConfig, tensors: Mapping[str, Tensor]) -> Transformer:
     """Our model with their weights."""
     with torch.device("meta"):
-        wanted = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
-    order_D = _order(config.model.d_model)
-    weights, used = {}, {_BIAS}
-    for name, parameter in wanted.named_parameters():
-        theirs = _their_names(name)
+        model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
+    order_D = residual_order(config.model.d_model)
+    weights, used = {}, {BIAS}
+    for name, parameter in model.named_parameters():
+        theirs = their_names(name)
         missing = [each for each in theirs if each not in tensors]
         if missing:
             raise BundleError(f"{folder}: model.safetensors has no tensor {missing[0]}.")
@@ -405,64 +274,8 @@ def _model(folder: Path, config: BundleConfig, tensors: Mapping[str, Tensor]) ->
                 f"{folder}: tensor {theirs[0]} has another shape than config.json asks for ({list(joined.shape)}, "
                 f"{list(parameter.shape)})."
             )
-        weights[name] = _permuted(name, joined, order_D)
+        weights[name] = permuted(name, joined, order_D)
     if tensors.keys() - used:
         raise BundleError(f"{folder}: tensor {min(tensors.keys() - used)} is of an architecture that is not supported.")
-    model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
-    load_weights(model, weights)
+    fill(model, weights)
     return model.eval()
-
-
-def _their_tensors(bundle: Bundle) -> dict[str, Tensor]:
-    order_D = _order(bundle.config.model.d_model).argsort()
-    tensors = {_BIAS: torch.zeros(1, bundle.config.tgt_vocab_size)}
-    for name, tensor in weights_of(bundle.model).items():
-        theirs, permuted = _their_names(name), _permuted(name, tensor.float(), order_D)
-        for each, block in zip(theirs, permuted.chunk(len(theirs)), strict=True):
-            tensors[each] = block[None].contiguous() if each == _BIAS else block.contiguous()
-    return tensors
-
-
-def _their_names(name: str) -> tuple[str, ...]:
-    """Theirs of one of our tensors."""
-    if name == "src_embedding.weight":
-        return (_EMBEDDING,)
-    if name == "output.bias":
-        return (_BIAS,)
-    stack, layer, rest = name.split(".", 2)
-    module, kind = rest.rsplit(".", 1)
-    return tuple(f"model.{stack}.layers.{layer}.{each}.{kind}" for each in _MODULES[module])
-
-
-def _order(d_model: int) -> Tensor:
-    """Which of their residual dimensions each of ours is: sine 0, cosine 0, sine 1, … Shape: (D,)."""
-    return torch.arange(d_model).view(2, -1).t().flatten()
-
-
-def _permuted(name: str, tensor: Tensor, order_D: Tensor) -> Tensor:
-    """One of our tensors with its residual dimensions in another order."""
-    module, kind = name.rsplit(".", 1)
-    if module.endswith(("norm", ".out", ".down")):  # what a layer adds to the residual stream
-        return tensor[order_D]
-    if kind == "weight":  # embeddings, and what reads the residual stream
-        return tensor[:, order_D]
-    return tensor
-
-
-def _refuse_what_marian_lacks(bundle: Bundle) -> None:
-    model, tokenizer = bundle.config.model, bundle.tokenizer
-    for key, values in (
-        ("norm", ("post",)),
-        ("activation", ("relu", "gelu", "silu")),
-        ("tied_embeddings", ("all",)),
-    ):
-        if getattr(model, key) not in values:
-            raise ConfigError(
-                f'marian-hf has no models with {key} = "{getattr(model, key)}" (it has: {", ".join(values)}). '
-                f"--format ctranslate2 has."
-            )
-    everything = range(bundle.config.tgt_vocab_size)
-    if tokenizer.src_pieces(everything) != tokenizer.tgt_pieces(everything):
-        raise ConfigError(
-            "marian-hf has one vocabulary for both sides; source and target tokenizer of this model differ."
-        )
