@@ -123,6 +123,11 @@ class ModelConfig(Section):
     attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # on attention weights
     activation_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # inside the feed-forward layer
 
+    @property
+    def head_dim(self) -> int:
+        """Width of one attention head."""
+        return self.d_model // self.num_heads
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
         if self.d_model % self.num_heads:

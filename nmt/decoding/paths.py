@@ -16,13 +16,13 @@ from nmt.decoding.constraints import allow
 from nmt.decoding.options import Limits, SearchOptions
 from nmt.decoding.search import Hypothesis, Rows, hypothesis, score_dtype, staying
 
-# From the logits (B, W, V) of token `number`, and the sentences' places in the batch: the tokens to go on with, (B, W).
+# From the log-probabilities (B, W, V) of token `number`, and the sentences' places in the batch: the tokens, (B, W).
 Choose = Callable[[Tensor, int, Sequence[int]], Tensor]
 
 
 def greedy_search(rows: Rows, limits: Limits, options: SearchOptions) -> list[list[Hypothesis]]:
     """The likeliest token at every step: one hypothesis a sentence."""
-    return follow(rows, limits, options, lambda logits_BWV, number, places: logits_BWV.argmax(-1))
+    return follow(rows, limits, options, lambda log_probs_BWV, number, places: log_probs_BWV.argmax(-1))
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Sampling:
     """How to draw tokens.
 
     Attributes:
-        temperature: logits are divided by it.
+        temperature: log-probabilities are divided by it.
         top_k: only the k likeliest tokens; 0: all.
         top_p: only the likeliest tokens that together have this probability (Holtzman et al. 2020).
         seeds: one a sentence; a path's numbers come from its sentence's seed and its own place, whatever the batch.
@@ -47,8 +47,8 @@ def sample(rows: Rows, limits: Limits, options: SearchOptions, sampling: Samplin
     longest = int(limits.max_B.max()) if len(limits) else 0
     uniform_BWL = torch.stack([_uniform(seed, options.n_best, longest) for seed in sampling.seeds])
 
-    def draw(logits_BWV: Tensor, number: int, places: Sequence[int]) -> Tensor:
-        return _draw(logits_BWV, uniform_BWL[list(places), :, number - 1].to(logits_BWV.device), sampling)
+    def draw(log_probs_BWV: Tensor, number: int, places: Sequence[int]) -> Tensor:
+        return _draw(log_probs_BWV, uniform_BWL[list(places), :, number - 1].to(log_probs_BWV.device), sampling)
 
     return follow(rows, limits, options, draw, num_paths=options.n_best)
 
@@ -66,13 +66,13 @@ def follow(
     log_probs_BWT = history_BWT.to(dtype)
     ended_BW = torch.zeros(len(limits), num_paths, dtype=torch.bool, device=device)
     while numbers:
-        logits_BWV, normaliser_BW = allow(rows.step(last_BW), history_BWT, limits, options)
-        if last_BW.shape[1] < num_paths:  # all paths begin with BOS, whose logits they share
-            logits_BWV, normaliser_BW = (t.repeat_interleave(num_paths, dim=1) for t in (logits_BWV, normaliser_BW))
+        log_probs_BWV = allow(rows.step(last_BW), history_BWT, limits, options)
+        if last_BW.shape[1] < num_paths:  # all paths begin with BOS, whose distribution they share
+            log_probs_BWV = log_probs_BWV.repeat_interleave(num_paths, dim=1)
             history_BWT, log_probs_BWT = (t.expand(-1, num_paths, -1) for t in (history_BWT, log_probs_BWT))
             rows.reorder(torch.zeros_like(ended_BW, dtype=torch.long))
-        last_BW = choose(logits_BWV, history_BWT.shape[2] + 1, numbers)
-        step_BW = (logits_BWV.gather(-1, last_BW[..., None])[..., 0] - normaliser_BW).to(dtype)
+        last_BW = choose(log_probs_BWV, history_BWT.shape[2] + 1, numbers)
+        step_BW = log_probs_BWV.gather(-1, last_BW[..., None])[..., 0].to(dtype)
         total_BW = step_BW if not history_BWT.shape[2] else log_probs_BWT[..., -1] + step_BW
         history_BWT = torch.cat([history_BWT, last_BW[..., None]], dim=2)
         log_probs_BWT = torch.cat([log_probs_BWT, total_BW[..., None]], dim=2)
@@ -102,9 +102,9 @@ def _uniform(seed: int, num_paths: int, length: int) -> Tensor:
     return torch.stack(rows)
 
 
-def _draw(logits_BWV: Tensor, uniform_BW: Tensor, sampling: Sampling) -> Tensor:
+def _draw(log_probs_BWV: Tensor, uniform_BW: Tensor, sampling: Sampling) -> Tensor:
     """One token a path, by the inverse of the cumulated probabilities. Shape: (B, W)."""
-    logits = logits_BWV.to(uniform_BW.dtype) / sampling.temperature
+    logits = log_probs_BWV.to(uniform_BW.dtype) / sampling.temperature
     tokens = None
     if sampling.top_k:
         logits, tokens = logits.topk(min(sampling.top_k, logits.shape[-1]), dim=-1)

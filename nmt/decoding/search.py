@@ -143,17 +143,13 @@ class _Candidates:
 
 
 def _candidates(logits_BWV: Tensor, beams: _Beams, limits: Limits, options: SearchOptions) -> _Candidates:
-    """The 2 * beam_size best continuations: as many may end, and beam_size must go on.
-
-    The best logits of each prefix are found first, and they alone are normalised.
-    """
-    logits_BWV, normaliser_BW = allow(logits_BWV, beams.history_BWT, limits, options)
+    """The 2 * beam_size best continuations: as many may end, and beam_size must go on."""
+    log_probs_BWV = allow(logits_BWV, beams.history_BWT, limits, options)
     wanted = 2 * options.beam_size
-    logits_BWC, tokens_BWC = logits_BWV.topk(min(wanted, logits_BWV.shape[-1]), dim=-1)
-    log_probs_BWC = (logits_BWC - normaliser_BW[..., None]).to(beams.scores_BW.dtype)
-    scores = (beams.scores_BW[..., None] + log_probs_BWC).flatten(1)
+    log_probs_BWC, tokens_BWC = log_probs_BWV.topk(min(wanted, log_probs_BWV.shape[-1]), dim=-1)
+    scores = (beams.scores_BW[..., None] + log_probs_BWC.to(beams.scores_BW.dtype)).flatten(1)
     scores_BC, places_BC = scores.topk(min(wanted, scores.shape[1]), dim=-1)
-    return _Candidates(scores_BC, places_BC // logits_BWC.shape[-1], tokens_BWC.flatten(1).gather(1, places_BC))
+    return _Candidates(scores_BC, places_BC // tokens_BWC.shape[-1], tokens_BWC.flatten(1).gather(1, places_BC))
 
 
 def _collect_finished(

@@ -27,7 +27,7 @@ from nmt.decoding.search import Hypothesis, beam_search
 from nmt.errors import ConfigError
 from nmt.model.attention import record_attention
 from nmt.model.inference import PRECISIONS, FixedRows, Precision, default_precision, has_fixed_rows, int8_works, prepare
-from nmt.model.kv_cache import DecoderState
+from nmt.model.kv_cache import DecoderState, even_width
 from nmt.model.memory import is_out_of_memory, keep_freed_pages
 from nmt.model.transformer import Transformer
 from nmt.text.lines import clean
@@ -36,9 +36,6 @@ Found = list[list[Hypothesis]]  # of each sentence, best first
 Find = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]] | None], Found]  # from source ids and target ids
 
 WINDOW_LINES = 2048  # of a stream, translated together, sorted by length
-# Sources are padded to a multiple of 8, and to 16 at least. Attention's sums then have the same bits at every width,
-# with a mask that is there even if nothing is padded: found by trial with AVX2, watched by `make bench-invariance`.
-_WIDTH_STEP, _LEAST_WIDTH = 8, 16
 _MOST_WORKERS = 4  # unless more are asked for: each needs memory for its batch
 _FEWEST_LINES = 8  # in a batch that is made smaller so that every worker has one
 
@@ -105,6 +102,7 @@ class Translator:
         )
         self._width = self.options.n_best if self.decoding.sample else self.options.beam_size
         self._batch_rows, self._batch_tokens = batch_rows, batch_tokens
+        self._head_dim = min(bundle.config.model.head_dim for bundle in bundles)
         self._fixed_rows = isinstance(self.bundle.model.output, FixedRows)
         # What attention looked at is noted in the modules, which one thread alone may then use.
         num_workers = 1 if self.decoding.coverage_penalty else num_workers
@@ -239,7 +237,7 @@ class Translator:
         batch: list[int] = []
         widest = 0
         for place in sorted(encoded, key=lambda place: (-len(encoded[place]), place)):
-            width = _padded_width(len(encoded[place]))
+            width = self._padded_width(len(encoded[place]))
             rows = (len(batch) + 1) * self._width
             too_large = len(batch) == most_lines or rows * widest > self._batch_tokens
             if batch and (too_large or (self._fixed_rows and width != widest)):
@@ -254,7 +252,10 @@ class Translator:
         """int64 (B, S)."""
         filler = self.bundle.tokenizer.special.pad
         src_BS = torch.from_numpy(pad(src_ids, filler))
-        return F.pad(src_BS, (0, _padded_width(src_BS.shape[1]) - src_BS.shape[1]), value=filler)
+        return F.pad(src_BS, (0, self._padded_width(src_BS.shape[1]) - src_BS.shape[1]), value=filler)
+
+    def _padded_width(self, length: int) -> int:
+        return even_width(length, self._head_dim)
 
 
 class ModelRows:
@@ -351,10 +352,6 @@ class _Workers:
             yield from pool.map(work, batches)
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-def _padded_width(length: int) -> int:
-    return max(_LEAST_WIDTH, -(-length // _WIDTH_STEP) * _WIDTH_STEP)
 
 
 def _seed(seed: int, ids: Sequence[int]) -> int:

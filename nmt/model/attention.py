@@ -151,11 +151,11 @@ class SelfAttention(_Attention):
         """The newest position of each prefix, over itself and what is cached of its sentence.
 
         Args:
-            bias: (B, 1, W, cached positions): which of them are of the prefix; None if all are.
+            bias: (B, 1, W, C), which slots are of the prefix; None if all are.
         Shape: (B, W, D) to (B, W, D).
         """
         q, k, v = self._project(x_BWD)
-        return self._mix(q, cache.append(k, v), bias)
+        return self._mix(q, cache.write(k, v), bias)
 
     def _project(self, x_BQD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = self.qkv(x_BQD).chunk(3, dim=-1)

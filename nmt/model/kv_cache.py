@@ -1,9 +1,10 @@
 """Keys and values kept between decoding steps.
 
-Every position of every prefix is written once and never moved: when prefixes are reordered, a table of slots says where
-the positions of each one lie, and attention masks the others of its sentence.
+The position of a prefix lies in a slot of its sentence. A table says in which; attention masks the slots of others. So
+nothing moves when prefixes are reordered, and a slot that no prefix needs any more is written again: a sentence has
+about as many slots as positions, and a few more where its prefixes have parted.
 
-Shapes: B sentences, W prefixes of a sentence (the beam), T positions so far, S source, H heads, K head dim.
+Shapes: B sentences, W prefixes of a sentence (the beam), T positions so far, S source, H heads, K head dim, C slots.
 """
 
 from dataclasses import dataclass
@@ -14,42 +15,111 @@ from torch import Tensor
 KeyValue = tuple[Tensor, Tensor]  # keys and values, each (B, H, positions, K)
 
 _FIRST_CAPACITY = 32
+_WIDTH_STEP, _LEAST_WIDTH = 8, 16
+_LEAST_PRODUCTS = 400  # fewer of them in a matrix product, and torch takes another kernel
+
+
+def even_width(length: int, head_dim: int) -> int:
+    """How many keys attention is given for `length` of them; the rest are masked.
+
+    A multiple of 8, and 16 at least. Attention's sums then have the same bits at every width, with a mask that is there
+    even if nothing is to be masked, so that a sentence's do not depend on the rest of its batch: found by trial with
+    AVX2, watched by `make bench-invariance`.
+    """
+    length = max(length, _LEAST_WIDTH, -(-_LEAST_PRODUCTS // head_dim))
+    return -(-length // _WIDTH_STEP) * _WIDTH_STEP
+
+
+class Slots:
+    """Where each position of each prefix lies: one table for all layers.
+
+    Attributes:
+        newest_BW: the slots of the newest position.
+        count: C, slots in use, and perhaps a few more.
+    """
+
+    def __init__(self, width: int, head_dim: int) -> None:
+        self.count = 0
+        self.newest_BW = torch.empty(0)
+        self._width, self._head_dim = width, head_dim
+        self._table_BWT: Tensor | None = None
+
+    def advance(self, like_BW: Tensor) -> None:
+        """Give the next position of every prefix the lowest free slot of its sentence, which no other one's shift."""
+        self.newest_BW = self._lowest_free(like_BW)
+        newest_BW1 = self.newest_BW[..., None]
+        self._table_BWT = newest_BW1 if self._table_BWT is None else torch.cat([self._table_BWT, newest_BW1], dim=2)
+        used = int(self._table_BWT.max()) + 1
+        self.count = used if self._width == 1 else even_width(used, self._head_dim)
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """What is added to attention's scores: 0 where a slot is of the prefix. None if there is one prefix a sentence.
+
+        Shape: (B, 1, W, C).
+        """
+        if self._width == 1:
+            return None
+        assert self._table_BWT is not None
+        batch, prefixes, _ = self._table_BWT.shape
+        never, device = torch.finfo(dtype).min / 2, self._table_BWT.device
+        bias_BWC = torch.full((batch, prefixes, self.count), never, dtype=dtype, device=device)
+        return bias_BWC.scatter_(2, self._table_BWT, 0.0)[:, None]
+
+    def reorder(self, parents_BW: Tensor) -> None:
+        """See `DecoderState.reorder`."""
+        assert self._table_BWT is not None
+        positions = self._table_BWT.shape[2]
+        self._table_BWT = self._table_BWT.gather(1, parents_BW[..., None].expand(-1, -1, positions))
+
+    def keep_sentences(self, sentences: Tensor, moved: Tensor) -> None:
+        """See `LayerCache.keep_sentences`."""
+        if self._table_BWT is not None:
+            self._table_BWT = _keep(self._table_BWT, sentences, moved)
+
+    def _lowest_free(self, like_BW: Tensor) -> Tensor:
+        """int64 (B, W)."""
+        batch, prefixes = like_BW.shape
+        used_BC = like_BW.new_zeros(batch, self.count + prefixes, dtype=torch.bool)
+        if self._table_BWT is not None:
+            used_BC.scatter_(1, self._table_BWT.flatten(1), True)
+        free_so_far_BC = (~used_BC).cumsum(1)
+        wanted_BW = torch.arange(1, prefixes + 1, device=like_BW.device).expand(batch, -1).contiguous()
+        return torch.searchsorted(free_so_far_BC, wanted_BW)
 
 
 class LayerCache:
-    """Self-attention keys and values of one decoder layer: `width` slots a position, in a buffer that doubles."""
+    """Self-attention keys and values of one decoder layer, in a buffer that doubles."""
 
-    def __init__(self, width: int) -> None:
-        self.length = 0
-        self._width = width
-        self._buffer: Tensor | None = None  # (2, B, H, capacity, width, K)
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+        self._buffer: Tensor | None = None  # (2, B, H, capacity, K)
 
-    def append(self, k_BHWK: Tensor, v_BHWK: Tensor) -> KeyValue:
-        """Add one position of W <= `width` prefixes. Returns: all so far, (B, H, length * width, K) views."""
-        if self._buffer is None or self.length == self._buffer.shape[3]:
+    def write(self, k_BHWK: Tensor, v_BHWK: Tensor) -> KeyValue:
+        """Put the newest position of every prefix into its slot. Returns: all slots in use, views (B, H, C, K)."""
+        count, newest_BW = self._slots.count, self._slots.newest_BW
+        if self._buffer is None or count > self._buffer.shape[3]:
             self._grow(k_BHWK)
         assert self._buffer is not None
-        prefixes = k_BHWK.shape[2]
-        position = self._buffer[:, :, :, self.length]
-        position[0, :, :, :prefixes], position[1, :, :, :prefixes] = k_BHWK, v_BHWK
-        position[:, :, :, prefixes:] = 0  # attention gives them a weight of 0, which must not meet NaN
-        self.length += 1
-        keys, values = self._buffer[:, :, :, : self.length].flatten(3, 4)
-        return keys, values
+        keys, values = self._buffer
+        sentences_B1 = torch.arange(len(newest_BW), device=newest_BW.device)[:, None]
+        keys[sentences_B1, :, newest_BW] = k_BHWK.transpose(1, 2)
+        values[sentences_B1, :, newest_BW] = v_BHWK.transpose(1, 2)
+        return keys[:, :, :count], values[:, :, :count]
 
     def keep_sentences(self, sentences: Tensor, moved: Tensor) -> None:
         """Go on with `sentences` alone; `moved` are the places that hold another one than before."""
         if self._buffer is not None:
-            for filled in self._buffer[:, :, :, : self.length]:
-                _keep(filled, sentences, moved)
+            for slots_in_use in self._buffer[:, :, :, : self._slots.count]:
+                _keep(slots_in_use, sentences, moved)
             self._buffer = self._buffer[:, : len(sentences)]
 
     def _grow(self, like_BHWK: Tensor) -> None:
         batch, heads, _, head_dim = like_BHWK.shape
-        capacity = _FIRST_CAPACITY if self._buffer is None else 2 * self._buffer.shape[3]
-        grown = like_BHWK.new_empty(2, batch, heads, capacity, self._width, head_dim)
+        capacity = max(_FIRST_CAPACITY, self._slots.count, 0 if self._buffer is None else 2 * self._buffer.shape[3])
+        # Zeros, since a slot that was never written has a weight of 0, which must not meet NaN.
+        grown = like_BHWK.new_zeros(2, batch, heads, capacity, head_dim)
         if self._buffer is not None:
-            grown[:, :, :, : self.length] = self._buffer
+            grown[:, :, :, : self._buffer.shape[3]] = self._buffer
         self._buffer = grown
 
 
@@ -60,38 +130,26 @@ class DecoderState:
     Attributes:
         cross: each layer's projected memory; the prefixes of a sentence share it.
         memory_bias: (B, 1, 1, S), which masks padding; None if nothing is padded.
+        slots: where each position lies in the layers' caches.
         layers: each layer's self-attention cache.
-        width: the most prefixes a sentence will have.
         step: positions decoded so far.
-        slots_BWT: where the positions of each prefix lie; None before the first step.
     """
 
     cross: list[KeyValue]
     memory_bias: Tensor | None
+    slots: Slots
     layers: list[LayerCache]
-    width: int
     step: int = 0
-    slots_BWT: Tensor | None = None
 
-    def advance(self, tokens_BW: Tensor) -> Tensor | None:
-        """Give the next position of every prefix a slot.
-
-        Returns: bool (B, 1, W, T * width), which slots are of the prefix; None if there is one prefix a sentence.
-        """
-        batch, prefixes = tokens_BW.shape
-        newest_BW1 = torch.arange(prefixes, device=tokens_BW.device).expand(batch, -1)[..., None]
-        earlier = [] if self.slots_BWT is None else [self.slots_BWT]
-        self.slots_BWT = torch.cat([*earlier, newest_BW1], dim=2)
+    def advance(self, tokens_BW: Tensor, dtype: torch.dtype) -> Tensor | None:
+        """Make room for the next position of every prefix. Returns: see `Slots.bias`."""
+        self.slots.advance(tokens_BW)
         self.step += 1
-        if self.width == 1:
-            return None
-        slots = torch.arange(self.width, device=tokens_BW.device)
-        return (self.slots_BWT[..., None] == slots).flatten(2)[:, None]
+        return self.slots.bias(dtype)
 
     def reorder(self, parents_BW: Tensor) -> None:
         """Prefix w of sentence b goes on from what was prefix parents_BW[b, w] of it; there may be more than before."""
-        assert self.slots_BWT is not None
-        self.slots_BWT = self.slots_BWT.gather(1, parents_BW[..., None].expand(-1, -1, self.step))
+        self.slots.reorder(parents_BW)
 
     def keep_sentences(self, sentences: Tensor) -> None:
         """Go on with `sentences` alone, in that order. Those that stay where they are are not copied."""
@@ -99,8 +157,7 @@ class DecoderState:
         self.cross = [(_keep(k, sentences, moved), _keep(v, sentences, moved)) for k, v in self.cross]
         if self.memory_bias is not None:
             self.memory_bias = _keep(self.memory_bias, sentences, moved)
-        if self.slots_BWT is not None:
-            self.slots_BWT = _keep(self.slots_BWT, sentences, moved)
+        self.slots.keep_sentences(sentences, moved)
         for layer in self.layers:
             layer.keep_sentences(sentences, moved)
 

@@ -20,7 +20,7 @@ from nmt.config import ModelConfig
 from nmt.model.attention import CrossAttention, SelfAttention, as_bias
 from nmt.model.compiled import Region, compiled
 from nmt.model.dropout import Dropout
-from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache
+from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache, Slots
 from nmt.model.positions import SinusoidalPositions
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -96,7 +96,7 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """All T positions at once, or with `cache` the newest one of every prefix: (B, W, D) to (B, W, D).
 
-        Shape: (B, T, D) to (B, T, D). `memory_keep`: bool, or a bias. `cache_bias`: (B, 1, W, cached positions).
+        Shape: (B, T, D) to (B, T, D). `memory_keep`: bool, or a bias. `cache_bias`: (B, 1, W, C), of C slots.
         """
         if self.pre_norm:
             x_BTD = x_BTD + self.dropout(self._attend_self(self.self_attention_norm(x_BTD), cache, cache_bias))
@@ -127,6 +127,7 @@ class Transformer(nn.Module):
         super().__init__()
         d_model = config.d_model
         self.gated = config.activation == "swiglu"
+        self.head_dim = config.head_dim
         assert config.tied_embeddings != "all" or src_vocab_size == tgt_vocab_size, "one vocabulary to tie"
         self.src_embedding = _embedding(src_vocab_size, d_model)
         tied = config.tied_embeddings
@@ -182,18 +183,18 @@ class Transformer(nn.Module):
         """
         memory_BSD = self.encode(src_BS, src_keep_BS)
         projected = [layer.cross_attention.project_memory(memory_BSD) for layer in self._decoder_layers()]
+        slots = Slots(width, self.head_dim)
         return DecoderState(
             cross=[(k.contiguous(), v.contiguous()) for k, v in projected],  # which are read at every step
             memory_bias=None if src_keep_BS is None else as_bias(src_keep_BS[:, None, None], memory_BSD.dtype),
-            layers=[LayerCache(width) for _ in self.decoder],
-            width=width,
+            slots=slots,
+            layers=[LayerCache(slots) for _ in self.decoder],
         )
 
     def decode_step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
         """Feed the newest token of every prefix, move `state` on by one position. Shape: logits (B, W, V)."""
         x_BWD = self._embed(self.tgt_embedding, tokens_BW, state.step, positions=1)
-        cache_keep = state.advance(tokens_BW)
-        cache_bias = None if cache_keep is None else as_bias(cache_keep, x_BWD.dtype)
+        cache_bias = state.advance(tokens_BW, x_BWD.dtype)
         for layer, cross, cache in zip(self.decoder, state.cross, state.layers, strict=True):
             x_BWD = layer(x_BWD, cross, state.memory_bias, cache, cache_bias)
         logits_BWV: Tensor = self.output(self.decoder_norm(x_BWD))

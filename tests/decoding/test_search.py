@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-import nmt.decoding.translator as translator_module
 import oracle
 from nmt.decoding import search
 from nmt.decoding.options import Limits, SearchOptions
 from nmt.decoding.paths import greedy_search
 from nmt.decoding.search import Hypothesis, beam_search, length_penalty
 from nmt.decoding.translator import Translator
+from nmt.model import kv_cache
 from nmt.model.attention import SelfAttention
 from nmt.model.inference import Precision, prepare
 from nmt.model.kv_cache import DecoderState, LayerCache
@@ -179,7 +179,7 @@ def _skip_reorder(patch: pytest.MonkeyPatch) -> None:
     reorder = DecoderState.reorder
 
     def broken(self: DecoderState, parents: Tensor) -> None:
-        if self.slots_BWT is not None and parents.shape != self.slots_BWT.shape[:2]:
+        if parents.shape != self.slots.newest_BW.shape:
             reorder(self, parents)
 
     patch.setattr(DecoderState, "reorder", broken)
@@ -456,8 +456,8 @@ def test_company_changes_no_bit(
     precision: Precision, fixed_rows: bool, figure: Figure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changed = bits_that_company_changes(precision, fixed_rows)
-    for name in ("_WIDTH_STEP", "_LEAST_WIDTH"):  # as wide as the longest neighbour
-        monkeypatch.setattr(translator_module, name, 1)
+    for name in ("_WIDTH_STEP", "_LEAST_WIDTH", "_LEAST_PRODUCTS"):  # as wide as the longest neighbour
+        monkeypatch.setattr(kv_cache, name, 1)
     control = bits_that_company_changes(precision, False)
     shown = f"{changed} of 30 lines, to the bit; {control} as wide as the longest neighbour"
     figure(f"company_changes_{precision}", shown, "0; > 0", changed == 0 < control)

@@ -1,13 +1,14 @@
 """Decoding step by step, as the search does, against decoding all at once."""
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from nmt.model.kv_cache import DecoderState, LayerCache
+from nmt.model.kv_cache import DecoderState, LayerCache, Slots
 from nmt.model.transformer import Transformer
 
 Make = Callable[..., Transformer]
@@ -19,7 +20,7 @@ def cache_difference(make: Make, source: Source, cases: int, dtype: torch.dtype 
     """The largest difference of a stepwise logit from that of the full decoder on the prefix's own history.
 
     After every step prefixes are reordered, as many as before or others, and sentences leave. Every sixtieth case runs
-    over 70 positions: the buffers start with room for 32 and double.
+    over 130 positions, for which the buffers grow.
     """
     rng, worst = np.random.default_rng(1), 0.0
     for case in range(cases):
@@ -27,7 +28,7 @@ def cache_difference(make: Make, source: Source, cases: int, dtype: torch.dtype 
         src, keep = source(rng, batch)
         memory, state = model.encode(src, keep), model.prefill(src, keep, width)
         history_BWT = torch.empty(batch, 1, 0, dtype=torch.long)
-        for _ in range(70 if case % 60 == 0 else int(rng.integers(2, 9))):
+        for _ in range(130 if case % 60 == 0 else int(rng.integers(2, 9))):
             batch, prefixes, _ = history_BWT.shape
             newest_BW = torch.from_numpy(rng.integers(0, 11, (batch, prefixes)))
             history_BWT = torch.cat([history_BWT, newest_BW[..., None]], dim=2)
@@ -69,7 +70,7 @@ def skip_reorder(monkeypatch: pytest.MonkeyPatch) -> None:
     reorder = DecoderState.reorder
 
     def broken(self: DecoderState, parents: Tensor) -> None:
-        if self.slots_BWT is not None and parents.shape != self.slots_BWT.shape[:2]:
+        if parents.shape != self.slots.newest_BW.shape:
             reorder(self, parents)
 
     monkeypatch.setattr(DecoderState, "reorder", broken)
@@ -93,18 +94,29 @@ def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def lose_the_first_32_when_growing(monkeypatch: pytest.MonkeyPatch) -> None:
+def lose_all_when_growing(monkeypatch: pytest.MonkeyPatch) -> None:
     grow = LayerCache._grow
 
     def broken(self: LayerCache, like: Tensor) -> None:
-        grow(self, like)
-        if self.length:
+        if self._buffer is not None:
             self._buffer.zero_()
+        grow(self, like)
 
     monkeypatch.setattr(LayerCache, "_grow", broken)
 
 
-@pytest.mark.parametrize("breakage", [skip_reorder, keep_wrong_memory, stand_still, lose_the_first_32_when_growing])
+def take_a_slot_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    lowest_free = Slots._lowest_free
+
+    def broken(self: Slots, *shape: Any) -> Tensor:
+        return (lowest_free(self, *shape) - 1).clamp(min=0)
+
+    monkeypatch.setattr(Slots, "_lowest_free", broken)
+
+
+@pytest.mark.parametrize(
+    "breakage", [skip_reorder, keep_wrong_memory, stand_still, lose_all_when_growing, take_a_slot_in_use]
+)
 def test_the_cache_comparison_sees(
     breakage: Callable[[pytest.MonkeyPatch], None],
     figure: Callable[..., None],
@@ -119,7 +131,7 @@ def test_the_cache_comparison_sees(
 
 @torch.no_grad()
 def poison_changes(make: Make, source: Source, cases: int, poison: float) -> int:
-    """Cases in which filling the positions of the buffers that are to come moves a logit by a single bit."""
+    """Cases in which filling all slots that no prefix needs, passed ones and those to come, moves a logit by a bit."""
     rng, changes = np.random.default_rng(2), 0
     for _ in range(cases):
         model = make(rng)
@@ -129,34 +141,30 @@ def poison_changes(make: Make, source: Source, cases: int, poison: float) -> int
         for _ in range(6):
             tokens_BW = torch.from_numpy(rng.integers(0, 11, (3, 2)))
             equal &= torch.equal(model.decode_step(tokens_BW, clean), model.decode_step(tokens_BW, poisoned))
+            parents_BW = torch.from_numpy(rng.integers(0, 2, (3, 2)))
+            for state in (clean, poisoned):
+                state.reorder(parents_BW)
+            needed_BWT = poisoned.slots._table_BWT
             for layer in poisoned.layers:
-                assert layer._buffer is not None
-                layer._buffer[:, :, :, layer.length :] = poison
+                needed_BC = torch.zeros(3, layer._buffer.shape[3]).scatter(1, needed_BWT.flatten(1), 1.0)
+                layer._buffer.masked_fill_(needed_BC[:, None, :, None] == 0, poison)
         changes += not equal
     return changes
 
 
-@pytest.mark.parametrize("poison", [1e4, float("nan")])
-def test_the_unwritten_cache_is_never_read(
-    poison: float, figure: Callable[..., None], random_model: Make, random_source: Source
+def test_a_slot_that_is_not_needed_has_no_weight(
+    figure: Callable[..., None], random_model: Make, random_source: Source
 ) -> None:
-    changes = poison_changes(random_model, random_source, 30, poison)
-    figure(f"kv_cache_poison_{poison:g}_changes", f"{changes} of 30", "0 of 30", changes == 0)
+    changes = poison_changes(random_model, random_source, 30, 1e4)
+    figure("kv_cache_poison_changes", f"{changes} of 30", "0 of 30", changes == 0)
 
 
-def test_the_poison_check_sees_a_cache_read_too_far(
+def test_the_poison_check_sees_a_missing_mask(
     figure: Callable[..., None], random_model: Make, random_source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    append = LayerCache.append
-
-    def broken(self: LayerCache, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        append(self, k, v)
-        keys, values = self._buffer[:, :, :, 1 : self.length + 1].flatten(3, 4)
-        return keys, values
-
-    monkeypatch.setattr(LayerCache, "append", broken)
+    monkeypatch.setattr(Slots, "bias", lambda self, dtype: None)
     changes = poison_changes(random_model, random_source, 10, 1e4)
-    figure("kv_cache_poison_control_changes", f"{changes} of 10", "10 of 10 when read one too far", changes == 10)
+    figure("kv_cache_poison_control_changes", f"{changes} of 10", "10 of 10 without a mask", changes == 10)
 
 
 @torch.no_grad()
