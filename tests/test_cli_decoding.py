@@ -472,3 +472,35 @@ def test_an_endless_input_is_never_held() -> None:
     for number, window in zip(range(50), windows, strict=False):
         assert [item["number"] for item in window] == list(range(10 * number, 10 * number + 10))
         assert furthest <= 10 * number + 21
+
+
+# Several processes
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["text", "jsonl"])
+def test_processes_of_torchrun_share_a_file(format: str, model: Path, tmp_path: Path, figure: Figure) -> None:
+    lines = [f"{LINES[number % len(LINES)]} {number}" for number in range(9000)]  # five windows
+    lines[4000] = ""
+    if format == "jsonl":
+        lines = [json.dumps({"text": line, "note": "\u2028x" * 500}) for line in lines]
+        lines[5000] = "no JSON"
+    (tmp_path / "in").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    command = ["translate", "-m", model, "-i", tmp_path / "in", "-b", "1", "--max-length", "3", "--format", format]
+    one = subprocess.run([sys.executable, "-m", "nmt", *command, "-o", tmp_path / "one"], capture_output=True)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "nmt"]
+    two = subprocess.run([*torchrun, *command], capture_output=True, timeout=280)
+    assert one.returncode == (3 if format == "jsonl" else 0), one.stderr
+    assert bool(two.returncode) == bool(one.returncode), two.stderr
+    expected = (tmp_path / "one").read_bytes().splitlines(keepends=True)
+    found = two.stdout.splitlines(keepends=True)
+    differing = sum(a != b for a, b in zip(expected, found, strict=True))
+    figure(f"torchrun_translate_{format}", f"{differing} of {len(found)} lines differ", "0 of 9000", not differing)
+
+
+def test_torchrun_wants_files(run: Nmt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    (tmp_path / "in").write_text("a\n")
+    refused(run("translate", "-m", model, stdin=STDIN), 2, "instead of stdin")
+    refused(run("translate", "-m", model, "-i", tmp_path / "in", "--line-buffered"), 2, "no --line-buffered")
+    refused(run("score", "-m", model, stdin=STDIN), 2, "instead of stdin")

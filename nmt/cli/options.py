@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from nmt.cli.turns import own_device
 from nmt.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ def open_translator(context: typer.Context) -> "Translator":
 
     names = ("device", "precision", "deterministic", "num_workers", "batch_rows")
     given = {name: context.params[name] for name in names if context.params.get(name) is not None}
+    given["device"] = own_device(context.params["device"])
     use_threads(context.params["threads"])
     return Translator(context.params["model"], decoding=decoding_keys(context), **given)
 

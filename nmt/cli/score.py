@@ -8,6 +8,7 @@ import typer
 
 from nmt.cli import options, streams
 from nmt.cli.options import Format
+from nmt.cli.turns import Turns
 from nmt.errors import ConfigError
 from nmt.text.lines import MAX_LINE_BYTES, is_blank
 
@@ -56,8 +57,10 @@ def score(
         raise ConfigError("Give both --src FILE and --tgt FILE, or neither: then stdin has source TAB target.")
     sources = [streams.Source(path, MAX_LINE_BYTES) for path in ([src, tgt] if src else [None])]
     pairs = (_Pair(*pair) for pair in streams.in_step(*sources)) if src else map(_split, sources[0].lines)
+    turns = Turns(sources[0].live)
+    quiet = quiet or not turns.first
     bad = streams.BadLines(sources[0].name, quiet)
-    with streams.results_to(output) as out:
+    with streams.results_to(turns.output(output)) as out:
         translator = options.open_translator(context)
         streams.answer(
             pairs,
@@ -65,6 +68,7 @@ def score(
             bad,
             lambda window: translator.score([pair.src for pair in window], [pair.tgt for pair in window]),
             lambda pair, hypothesis: _answer(pair, hypothesis, translator.bundle.tokenizer, format),
+            turns,
         )
     for source in sources:
         source.warn(quiet)

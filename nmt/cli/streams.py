@@ -6,12 +6,14 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 import typer
 
+from nmt.cli.turns import Turns
 from nmt.errors import DataError
 from nmt.storage.atomic import atomic_stream
 from nmt.text.lines import LineNotes, open_text, read_lines
@@ -73,9 +75,14 @@ def results_to(output: Path | None) -> AbstractContextManager[BinaryIO]:
     return nullcontext(sys.stdout.buffer) if output is None else atomic_stream(output)
 
 
-def gather(items: Iterable[Item], max_lines: int, line_buffered: bool) -> Iterator[list[Item]]:
-    """Windows of a stream; with `line_buffered` each of one line, before the next is read."""
-    return ([item] for item in items) if line_buffered else windows(items, max_lines)
+def gather(items: Iterable[Item], max_lines: int, line_buffered: bool, shared: bool = False) -> Iterator[list[Item]]:
+    """Windows of a stream; with `line_buffered` each of one line, before the next is read.
+
+    With `shared` they do not depend on when lines come, so that every process has the same ones.
+    """
+    if line_buffered:
+        return ([item] for item in items)
+    return windows(items, max_lines, idle_s=None) if shared else windows(items, max_lines)
 
 
 class Asking(Protocol):
@@ -96,27 +103,27 @@ def answer(
     bad: BadLines,
     find: Callable[[list[Asked]], Sequence[Result]],
     say: Callable[[Asked, Result], str],
+    turns: Turns,
     *,
     line_buffered: bool = False,
 ) -> None:
     """Answer a stream window by window: `find` has a result for each of a window, `say` makes it a line."""
     from nmt.decoding.translator import WINDOW_LINES
 
+    def lines(window: list[Asked]) -> str:
+        return "".join(f"{say(each, result)}\n" for each, result in zip(window, find(window), strict=True))
+
     number = 0
-    for window in gather(asked, WINDOW_LINES, line_buffered):
-        lines = []
-        for each, result in zip(window, find(window), strict=True):
+    for turn, window in enumerate(gather(asked, WINDOW_LINES, line_buffered, turns.shared)):
+        text = turns.take(turn, partial(lines, window))
+        if text is None:
+            continue
+        for each in window:
             number += 1
             if each.error:
                 bad.add(number, each.error)
-            lines.append(say(each, result))
-        write_lines(out, lines)
-
-
-def write_lines(out: BinaryIO, lines: Iterable[str]) -> None:
-    """Write lines and hand them on at once."""
-    out.write("".join(f"{line}\n" for line in lines).encode())
-    out.flush()
+        out.write(text.encode())
+        out.flush()
 
 
 def in_step(first: Source, second: Source) -> Iterator[tuple[str, str]]:

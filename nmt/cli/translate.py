@@ -9,6 +9,7 @@ import typer
 
 from nmt.cli import options, streams
 from nmt.cli.options import Format
+from nmt.cli.turns import Turns
 from nmt.errors import ConfigError
 from nmt.text.lines import MAX_LINE_BYTES, is_blank
 
@@ -87,8 +88,10 @@ def translate(
     source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
     prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
     requests = _requests(source, prefixes, format)
+    turns = Turns(source.live, line_buffered)
+    quiet = quiet or not turns.first
     bad = streams.BadLines(source.name, quiet)
-    with streams.results_to(output) as out:
+    with streams.results_to(turns.output(output)) as out:
         translator = options.open_translator(context)
         streams.answer(
             requests,
@@ -96,6 +99,7 @@ def translate(
             bad,
             lambda window: translator.translations([r.text for r in window], [r.prefix for r in window]),
             lambda request, translation: _answer(request, translation, translator, format),
+            turns,
             line_buffered=line_buffered,
         )
     for each in filter(None, (source, prefixes)):

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.bundle import Bundle
+from nmt.config import DecodingConfig
 from nmt.errors import ConfigError
 from nmt.interop.defaults import NEVER, lost_defaults
 from nmt.model.positions import sinusoidal
@@ -18,6 +19,18 @@ from nmt.model.transformer import DecoderLayer, EncoderLayer
 from nmt.storage.atomic import write_file
 
 _POSITIONS = 4096  # of source or target that the exported model can have; theirs end where the table ends
+_THEIR_ARGUMENTS = {
+    "beam_size": "beam_size",
+    "length_penalty": "length_penalty",
+    "coverage_penalty": "coverage_penalty",
+    "n_best": "num_hypotheses",
+    "min_length": "min_decoding_length",
+    "no_repeat_ngram": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
+    "temperature": "sampling_temperature",
+    "top_k": "sampling_topk",
+    "top_p": "sampling_topp",
+}
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 
 
@@ -66,11 +79,20 @@ def export_ctranslate2(bundle: Bundle, folder: Path) -> list[str]:
     spec.save(str(folder))
     write_file(folder / "source.spm", tokenizer.src_model)
     write_file(folder / "target.spm", tokenizer.tgt_model)
-    decoding = config.decoding
     return [
-        f"a CTranslate2 folder holds no decode defaults: give translate_batch beam_size={decoding.beam_size}, "
-        f"length_penalty={decoding.length_penalty}, max_decoding_length (256 by default)",
-        *lost_defaults(decoding, ("min_length_ratio",), "CTranslate2"),
+        "a CTranslate2 folder holds no decode defaults: give translate_batch "
+        f"{', '.join(_arguments(config.decoding))} and max_decoding_length (256 by default)",
+        *lost_defaults(config.decoding, ("min_length_ratio", "sample"), "CTranslate2"),
+    ]
+
+
+def _arguments(decoding: DecodingConfig) -> list[str]:
+    """What `translate_batch` is to be given: two that have other defaults there, and all that were set here."""
+    own_defaults = DecodingConfig()
+    return [
+        f"{theirs}={getattr(decoding, key)}"
+        for key, theirs in _THEIR_ARGUMENTS.items()
+        if key in ("beam_size", "length_penalty") or getattr(decoding, key) != getattr(own_defaults, key)
     ]
 
 

@@ -16,8 +16,8 @@ class _End:
         self.error = error
 
 
-def windows(lines: Iterable[Line], max_lines: int, idle_s: float = IDLE_S) -> Iterator[list[Line]]:
-    """Gather lines; a window closes when it is full or when no line has come for `idle_s` seconds.
+def windows(lines: Iterable[Line], max_lines: int, idle_s: float | None = IDLE_S) -> Iterator[list[Line]]:
+    """Gather lines; a window closes when it is full or when no line has come for `idle_s` seconds (None: it waits).
 
     So a whole file is translated in large batches, and a program that sends one line and waits is answered at once.
     Lines are read in a thread, at most one window ahead.

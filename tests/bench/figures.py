@@ -36,7 +36,7 @@ def private_memory(pid: int, every_s: float) -> Iterator[list[float]]:
 
     def watch() -> None:
         while not ended.wait(every_s):
-            peak_mb[0] = max(peak_mb[0], sum(_private_mb(member) for member in _family(pid)))
+            peak_mb[0] = max(peak_mb[0], sum(private_mb(member) for member in _family(pid)))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()
@@ -57,7 +57,7 @@ def _family(pid: int) -> list[int]:
     return [pid, *(member for child in children for member in _family(child))]
 
 
-def _private_mb(pid: int) -> float:
+def private_mb(pid: int) -> float:
     try:
         lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     except OSError:

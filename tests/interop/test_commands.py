@@ -9,6 +9,9 @@ import pytest
 
 import test_cli
 import tiny
+from nmt.config import DecodingConfig
+from nmt.interop.ctranslate2 import _arguments
+from nmt.interop.defaults import lost_defaults
 from test_cli import Nmt, refused
 
 run = test_cli.run
@@ -44,3 +47,12 @@ def test_refusals(run: Nmt, tmp_path: Path) -> None:
     (torn / "model.safetensors").write_bytes((MARIAN / "model.safetensors").read_bytes()[:-9])
     refused(run("model", "import", torn, "--format", "marian-hf", "--out", out), 5, "model.safetensors")
     assert not out.exists()
+
+
+def test_ctranslate2_is_told_of_all_decode_defaults() -> None:
+    assert _arguments(DecodingConfig()) == ["beam_size=4", "length_penalty=0.6"]
+    keys = {"coverage_penalty": 0.2, "n_best": 2, "min_length": 3, "no_repeat_ngram": 4, "repetition_penalty": 1.5}
+    theirs = ["coverage_penalty=0.2", "num_hypotheses=2", "min_decoding_length=3", "no_repeat_ngram_size=4"]
+    assert _arguments(DecodingConfig(**keys))[2:] == [*theirs, "repetition_penalty=1.5"]
+    lost = lost_defaults(DecodingConfig(sample=True, min_length_ratio=0.5), ("min_length_ratio", "sample"), "X")
+    assert [warning.split(" ")[0] for warning in lost[:2]] == ["decoding.min_length_ratio", "decoding.sample"]
