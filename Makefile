@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-help gpu-check clean
+.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -51,8 +51,12 @@ SIZES = tiny base
 bench-translate: setup # decoding speed against CTranslate2 and transformers: 40 minutes, and 80 to train the models
 	$(BIN)/python tests/bench/translate.py $(SIZES)
 
+LINES = 500
 bench-invariance: setup # 500 lines in 26 settings of batch size and order, in every precision: 40 minutes
-	$(BIN)/python tests/bench/invariance.py
+	$(BIN)/python tests/bench/invariance.py $(LINES) $(MODES)
+
+bench-stream: setup    # private memory while two million lines are translated: 10 minutes
+	$(BIN)/python tests/bench/stream_memory.py
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py
