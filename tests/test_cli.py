@@ -280,6 +280,24 @@ def test_a_closed_pipe_is_0(model: Path) -> None:
     assert (process.returncode, err) == (0, b"")
 
 
+@pytest.mark.parametrize("leaves", ["reader", "user"])
+def test_nothing_is_said_when_stdin_stays_open(leaves: str, model: Path) -> None:
+    with started("translate", "-m", model, "--quiet") as process:
+        assert process.stdin is not None and process.stdout is not None and process.stderr is not None
+        process.stdin.write(b"the dog\n")
+        process.stdin.flush()
+        process.stdout.readline()
+        if leaves == "user":
+            process.send_signal(signal.SIGINT)
+        else:
+            process.stdout.close()
+            process.stdin.write(b"the dog\n")
+            process.stdin.flush()
+        err = process.stderr.read()
+        code = process.wait(timeout=60)
+    assert (code, err) == (130 if leaves == "user" else 0, b"")
+
+
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_debug_shows_the_traceback(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], place: int

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import random
 import subprocess
 import sys
@@ -504,3 +505,16 @@ def test_torchrun_wants_files(run: Nmt, model: Path, tmp_path: Path, monkeypatch
     refused(run("translate", "-m", model, stdin=STDIN), 2, "instead of stdin")
     refused(run("translate", "-m", model, "-i", tmp_path / "in", "--line-buffered"), 2, "no --line-buffered")
     refused(run("score", "-m", model, stdin=STDIN), 2, "instead of stdin")
+    os.mkfifo(tmp_path / "pipe")
+    writer = threading.Thread(target=(tmp_path / "pipe").write_text, args=("a\n",), daemon=True)
+    writer.start()
+    refused(run("translate", "-m", model, "-i", tmp_path / "pipe"), 2, "instead of stdin or pipes")
+
+
+@pytest.mark.slow
+def test_all_processes_of_torchrun_end_with_their_reader(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_text("a b c\n" * 50_000)
+    torchrun = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 -m nmt"
+    command = f"{torchrun} translate -m {model} -i {tmp_path / 'in'} -b 1 --max-length 2 --quiet | head -n 1 | wc -l"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, timeout=120)
+    assert (done.returncode, done.stdout.strip()) == (0, b"1"), done.stderr

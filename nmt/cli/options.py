@@ -53,7 +53,7 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stder
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, fp16 or int8.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Scores equal to the bit in any company; slower.")]
 Workers = Annotated[
-    int, typer.Option("--num-workers", min=0, help="Batches at a time; 0: one a core, up to 4, or one a GPU.")
+    int, typer.Option("--num-workers", min=0, help="Batches at a time; 0: one a core, up to 4; one on a GPU.")
 ]
 BatchRows = Annotated[int | None, typer.Option(min=1, help="Lines times beam decoded together at most. [512]")]
 Output = Annotated[

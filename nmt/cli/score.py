@@ -57,7 +57,7 @@ def score(
         raise ConfigError("Give both --src FILE and --tgt FILE, or neither: then stdin has source TAB target.")
     sources = [streams.Source(path, MAX_LINE_BYTES) for path in ([src, tgt] if src else [None])]
     pairs = (_Pair(*pair) for pair in streams.in_step(*sources)) if src else map(_split, sources[0].lines)
-    turns = Turns(sources[0].live)
+    turns = Turns(any(each.live for each in sources))
     quiet = quiet or not turns.first
     bad = streams.BadLines(sources[0].name, quiet)
     with streams.results_to(turns.output(output)) as out:

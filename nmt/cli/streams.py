@@ -16,7 +16,7 @@ import typer
 from nmt.cli.turns import Turns
 from nmt.errors import DataError
 from nmt.storage.atomic import atomic_stream
-from nmt.text.lines import LineNotes, open_text, read_lines
+from nmt.text.lines import LineNotes, open_stdin, open_text, read_lines
 from nmt.text.windows import windows
 
 if TYPE_CHECKING:
@@ -33,13 +33,17 @@ _TO_ESCAPE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class Source:
-    """A stream of lines with its name, and notes of what had to be mended."""
+    """A stream of lines with its name, and notes of what had to be mended.
+
+    Attributes:
+        live: whether it is stdin or a pipe, which can be read once, and whose writer may wait for answers.
+    """
 
     def __init__(self, path: Path | None, max_line_bytes: int) -> None:
         self.name = "stdin" if path is None else str(path)
-        self.live = path is None
         self._notes = LineNotes()
-        self.lines = read_lines(sys.stdin.buffer if path is None else open_text(path), self._notes, max_line_bytes)
+        self.lines = read_lines(open_stdin() if path is None else open_text(path), self._notes, max_line_bytes)
+        self.live = path is None or not path.is_file()
 
     def warn(self, quiet: bool) -> None:
         """Say on stderr what had to be mended."""
@@ -122,8 +126,9 @@ def answer(
             number += 1
             if each.error:
                 bad.add(number, each.error)
-        out.write(text.encode())
-        out.flush()
+        with turns.or_over():
+            out.write(text.encode())
+            out.flush()
 
 
 def in_step(first: Source, second: Source) -> Iterator[tuple[str, str]]:

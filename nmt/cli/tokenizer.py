@@ -67,13 +67,13 @@ def encode(
     ids: Annotated[bool, typer.Option("--ids", help="Numbers instead of pieces.")] = False,
 ) -> None:
     """Text on stdin to pieces on stdout, line by line, separated by spaces."""
-    from nmt.text.lines import clean, read_lines
+    from nmt.text.lines import clean, open_stdin, read_lines
     from nmt.text.windows import windows
 
     tokenizer = _load(model)
     encode_side = {"src": tokenizer.encode_src, "tgt": tokenizer.encode_tgt}[_checked(side)]
     pieces_of = {"src": tokenizer.src_pieces, "tgt": tokenizer.tgt_pieces}[side]
-    for window in windows(read_lines(sys.stdin.buffer), max_lines=2048):
+    for window in windows(read_lines(open_stdin()), max_lines=2048):
         for encoded in encode_side([clean(line) for line in window]):
             numbers = encoded[:-1]  # without EOS
             _write_line(" ".join(map(str, numbers) if ids else pieces_of(numbers)))
@@ -87,11 +87,11 @@ def decode(
     ids: Annotated[bool, typer.Option("--ids", help="Numbers instead of pieces.")] = False,
 ) -> None:
     """Pieces (or numbers, with --ids) on stdin back to text on stdout, line by line."""
-    from nmt.text.lines import clean, read_lines
+    from nmt.text.lines import clean, open_stdin, read_lines
 
     tokenizer = _load(model)
     _checked(side)
-    for number, line in enumerate(read_lines(sys.stdin.buffer), start=1):
+    for number, line in enumerate(read_lines(open_stdin()), start=1):
         try:
             text = tokenizer.decode_pieces(line.split(" ") if line else [], side=side, ids=ids)
         except (ValueError, IndexError, TypeError, OverflowError) as error:

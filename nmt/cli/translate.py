@@ -88,7 +88,8 @@ def translate(
     source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
     prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
     requests = _requests(source, prefixes, format)
-    turns = Turns(source.live, line_buffered)
+    read = [source, *([prefixes] if prefixes else [])]
+    turns = Turns(any(each.live for each in read), line_buffered)
     quiet = quiet or not turns.first
     bad = streams.BadLines(source.name, quiet)
     with streams.results_to(turns.output(output)) as out:
@@ -102,7 +103,7 @@ def translate(
             turns,
             line_buffered=line_buffered,
         )
-    for each in filter(None, (source, prefixes)):
+    for each in read:
         each.warn(quiet)
     bad.check()
 

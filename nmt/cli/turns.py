@@ -5,7 +5,9 @@ key-value store.
 """
 
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,8 @@ if TYPE_CHECKING:
 
 _PART_CHARACTERS = 2**20  # of a message; the store takes 8 MB
 _AHEAD = 2  # windows that a process may have answered and rank 0 not yet written
-_PATIENCE = timedelta(days=7)  # for a window; torchrun itself ends all processes when one dies
+_START = timedelta(minutes=10)  # for all to come
+_LOOK_S = 0.02  # between two looks for a message; torchrun ends all processes when one dies
 
 
 class Turns:
@@ -35,7 +38,8 @@ class Turns:
         if self.world > 1:
             if live or line_buffered:
                 raise ConfigError(
-                    "Under torchrun every process reads the text: give files instead of stdin, and no --line-buffered."
+                    "Under torchrun every process reads the text: give files instead of stdin or pipes, and no "
+                    "--line-buffered."
                 )
             self.rank, self._store = _meet()
 
@@ -50,7 +54,7 @@ class Turns:
         return self.rank == 0
 
     def output(self, path: Path | None) -> Path | None:
-        """Where this process writes to; all but rank 0 write nothing anyway."""
+        """The path in rank 0; None in the others, so that no second process opens the file."""
         return path if self.first else None
 
     def take(self, turn: int, answer: Callable[[], str]) -> str | None:
@@ -63,10 +67,28 @@ class Turns:
         if mine:
             earlier = turn - _AHEAD * self.world
             if earlier >= 0:
-                self._store.wait([f"{earlier}/written"], _PATIENCE)
+                self._await(self._store, f"{earlier}/written")
                 self._store.delete_key(f"{earlier}/written")
             self._send(self._store, turn, answer())
         return None
+
+    @contextmanager
+    def or_over(self) -> Iterator[None]:
+        """Within the block rank 0 writes; if nobody reads it any more, all processes end as it does."""
+        try:
+            yield
+        except BrokenPipeError:
+            if self._store is not None:
+                self._store.set("over", "")
+            raise
+
+    @staticmethod
+    def _await(store: "Store", key: str) -> None:
+        """Not `Store.wait`, which no signal interrupts. Raises: BrokenPipeError, if rank 0 writes no more."""
+        while not store.check([key]):
+            if store.check(["over"]):
+                raise BrokenPipeError
+            time.sleep(_LOOK_S)
 
     @staticmethod
     def _send(store: "Store", turn: int, text: str) -> None:
@@ -75,9 +97,9 @@ class Turns:
             store.set(f"{turn}/{number}", part)
         store.set(f"{turn}/parts", str(len(parts)))
 
-    @staticmethod
-    def _receive(store: "Store", turn: int) -> str:
-        store.wait([f"{turn}/parts"], _PATIENCE)
+    @classmethod
+    def _receive(cls, store: "Store", turn: int) -> str:
+        cls._await(store, f"{turn}/parts")
         keys = [f"{turn}/{number}" for number in range(int(store.get(f"{turn}/parts")))]
         text = b"".join(store.get(key) for key in keys)
         for key in [*keys, f"{turn}/parts"]:
@@ -100,6 +122,6 @@ def _meet() -> tuple[int, "Store"]:
     from torch.distributed.distributed_c10d import PrefixStore
     from torch.distributed.rendezvous import rendezvous
 
-    store, rank, _ = next(rendezvous("env://", timeout=_PATIENCE))
+    store, rank, _ = next(rendezvous("env://", timeout=_START))
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")  # what a dead attempt left must not be read
     return rank, PrefixStore(f"nmt-lines/{attempt}", store)

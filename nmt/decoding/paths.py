@@ -44,11 +44,14 @@ class Sampling:
 
 def sample(rows: Rows, limits: Limits, options: SearchOptions, sampling: Sampling) -> list[list[Hypothesis]]:
     """`n_best` drawn hypotheses a sentence, best first."""
-    longest = int(limits.max_B.max()) if len(limits) else 0
+    if not len(limits):
+        return []
+    longest = int(limits.max_B.max())
     uniform_BWL = torch.stack([_uniform(seed, options.n_best, longest) for seed in sampling.seeds])
 
     def draw(log_probs_BWV: Tensor, number: int, places: Sequence[int]) -> Tensor:
-        return _draw(log_probs_BWV, uniform_BWL[list(places), :, number - 1].to(log_probs_BWV.device), sampling)
+        device = log_probs_BWV.device
+        return _draw(log_probs_BWV, uniform_BWL[list(places), :, number - 1].to(device, score_dtype(device)), sampling)
 
     return follow(rows, limits, options, draw, num_paths=options.n_best)
 

@@ -7,11 +7,8 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, cast
 
 import torch
@@ -26,7 +23,7 @@ from nmt.decoding.paths import Sampling, greedy_search, sample
 from nmt.decoding.search import Hypothesis, beam_search
 from nmt.errors import ConfigError
 from nmt.model.attention import record_attention
-from nmt.model.inference import PRECISIONS, FixedRows, Precision, default_precision, has_fixed_rows, int8_works, prepare
+from nmt.model.inference import PRECISIONS, Precision, default_precision, has_fixed_rows, int8_works, prepare
 from nmt.model.kv_cache import DecoderState, even_width
 from nmt.model.memory import is_out_of_memory, keep_freed_pages
 from nmt.model.transformer import Transformer
@@ -63,8 +60,8 @@ class Translator:
             given is used as it is, and is not prepared.
         deterministic: scores are equal to the bit whatever else is in the batch, in fp32 too.
         decoding: keys of the bundle's `[decoding]` to be changed; None leaves a key as it is.
-        num_workers: threads, or GPUs, that work on batches of their own; 0: one for each CPU core, up to four that
-            share the cores, or one for each GPU.
+        num_workers: threads that work on batches of their own; 0: one for each CPU core, up to four that share the
+            cores, and one on a GPU.
         batch_rows: search rows (lines times beam) decoded together at most.
         batch_tokens: padded source tokens (times beam) encoded together at most.
     Raises: BundleError, ConfigError.
@@ -103,10 +100,11 @@ class Translator:
         self._width = self.options.n_best if self.decoding.sample else self.options.beam_size
         self._batch_rows, self._batch_tokens = batch_rows, batch_tokens
         self._head_dim = min(bundle.config.model.head_dim for bundle in bundles)
-        self._fixed_rows = isinstance(self.bundle.model.output, FixedRows)
+        self._models = [bundle.model for bundle in bundles]
+        # Greedy and drawn paths are not ranked by coverage.
+        self._covers = bool(self.decoding.coverage_penalty) and not self.decoding.sample and self._width > 1
         # What attention looked at is noted in the modules, which one thread alone may then use.
-        num_workers = 1 if self.decoding.coverage_penalty else num_workers
-        self._workers = _Workers([bundle.model for bundle in bundles], num_workers)
+        self._workers = _Workers(next(self._models[0].parameters()).device, 1 if self._covers else num_workers)
 
     @staticmethod
     def _open(model: Bundle | str | Path, device: str, precision: str, deterministic: bool) -> Bundle:
@@ -168,24 +166,22 @@ class Translator:
         shortest = [1 + rules.fewest_pieces(length) for length in lengths]
         longest = [1 + rules.most_pieces(length) for length in lengths]
         limits = Limits.of(shortest, longest, prefixes)
-        with self._workers.models() as models:
-            rows = ModelRows(models, self._padded(src_ids), lengths, self._width, bool(rules.coverage_penalty))
-            limits = limits.to(rows.device)
-            if rules.sample:
-                seeds = tuple(_seed(rules.seed, ids) for ids in src_ids)
-                sampling = Sampling(rules.temperature, rules.top_k, rules.top_p, seeds)
-                return sample(rows, limits, self.options, sampling)
-            if self.options.beam_size == 1:
-                return greedy_search(rows, limits, self.options)
-            return beam_search(rows, limits, self.options)
+        rows = ModelRows(self._models, self._padded(src_ids), lengths, self._width, self._covers)
+        limits = limits.to(rows.device)
+        if rules.sample:
+            seeds = tuple(_seed(rules.seed, ids) for ids in src_ids)
+            sampling = Sampling(rules.temperature, rules.top_k, rules.top_p, seeds)
+            return sample(rows, limits, self.options, sampling)
+        if self.options.beam_size == 1:
+            return greedy_search(rows, limits, self.options)
+        return beam_search(rows, limits, self.options)
 
     def force(self, src_ids: Sequence[Sequence[int]], tgt_ids: Sequence[Sequence[int]] | None) -> Found:
         """The one hypothesis of each sentence that has these target ids (without EOS)."""
         assert tgt_ids is not None
         limits = Limits.of([0] * len(tgt_ids), [len(ids) + 1 for ids in tgt_ids], tgt_ids)
-        with self._workers.models() as models:
-            rows = ModelRows(models, self._padded(src_ids), [len(ids) for ids in src_ids], 1)
-            return greedy_search(rows, limits.to(rows.device), self.options)
+        rows = ModelRows(self._models, self._padded(src_ids), [len(ids) for ids in src_ids], 1)
+        return greedy_search(rows, limits.to(rows.device), self.options)
 
     def _on_lines(
         self,
@@ -228,10 +224,7 @@ class Translator:
         return [h for half in halves for h in self._or_in_halves(half, encoded, tgt_ids, find)]
 
     def _batches(self, encoded: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
-        """Lines of similar length, by their places, the longest first: a batch is cut where it would be too large.
-
-        Where matrix products have fixed rows, also where the width changes, since attention's sums depend on it.
-        """
+        """Lines of similar length, by their places, the longest first: a batch is cut where it would be too large."""
         fair_share = -(-len(encoded) // self._workers.count)
         most_lines = min(max(1, self._batch_rows // self._width), max(_FEWEST_LINES, fair_share))
         batch: list[int] = []
@@ -240,7 +233,7 @@ class Translator:
             width = self._padded_width(len(encoded[place]))
             rows = (len(batch) + 1) * self._width
             too_large = len(batch) == most_lines or rows * widest > self._batch_tokens
-            if batch and (too_large or (self._fixed_rows and width != widest)):
+            if batch and too_large:
                 yield batch
                 batch = []
             widest = width if not batch else widest
@@ -316,30 +309,14 @@ class ModelRows:
 
 
 class _Workers:
-    """Threads that work on batches of their own: on a CPU each with its share of the cores, else each with a GPU.
+    """Threads that work on batches of their own, on a CPU each with its share of the cores.
 
-    Threads and not processes: torch lets go of Python's lock while it computes, and on a CPU all share one copy of the
-    weights.
+    Threads and not processes: torch lets go of Python's lock while it computes, and all share one copy of the weights.
     """
 
-    def __init__(self, models: list[Transformer], num_workers: int) -> None:
-        device = next(models[0].parameters()).device
-        gpus = torch.cuda.device_count() if device.type == "cuda" and device.index is None else 1
+    def __init__(self, device: torch.device, num_workers: int) -> None:
         self._cores = torch.get_num_threads()
-        self.count = num_workers or (min(self._cores, _MOST_WORKERS) if device.type == "cpu" else gpus)
-        replicas = [models, *([deepcopy(m).to(f"cuda:{gpu}") for m in models] for gpu in range(1, gpus))]
-        self._free: SimpleQueue[list[Transformer]] = SimpleQueue()
-        for number in range(self.count):
-            self._free.put(replicas[number % len(replicas)])
-
-    @contextmanager
-    def models(self) -> Iterator[list[Transformer]]:
-        """Models on a device of this worker's own; on a CPU all workers share them."""
-        taken = self._free.get()
-        try:
-            yield taken
-        finally:
-            self._free.put(taken)
+        self.count = num_workers or (min(self._cores, _MOST_WORKERS) if device.type == "cpu" else 1)
 
     def map(self, work: Callable[[list[int]], Found], batches: Sequence[list[int]]) -> Iterator[Found]:
         """The result of each batch, in order. One batch alone is worked on by all cores, in the calling thread."""

@@ -27,9 +27,7 @@ _THEIR_ARGUMENTS = {
     "min_length": "min_decoding_length",
     "no_repeat_ngram": "no_repeat_ngram_size",
     "repetition_penalty": "repetition_penalty",
-    "temperature": "sampling_temperature",
-    "top_k": "sampling_topk",
-    "top_p": "sampling_topp",
+    "max_length": "max_decoding_length",
 }
 _ACTIVATIONS = {"relu": "RELU", "gelu": "GELU", "silu": "SWISH", "swiglu": "SWISH"}
 
@@ -81,7 +79,7 @@ def export_ctranslate2(bundle: Bundle, folder: Path) -> list[str]:
     write_file(folder / "target.spm", tokenizer.tgt_model)
     return [
         "a CTranslate2 folder holds no decode defaults: give translate_batch "
-        f"{', '.join(_arguments(config.decoding))} and max_decoding_length (256 by default)",
+        f"{', '.join(_arguments(config.decoding))} (and max_decoding_length, 256 by default, for long lines)",
         *lost_defaults(config.decoding, ("min_length_ratio", "sample"), "CTranslate2"),
     ]
 

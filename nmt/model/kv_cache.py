@@ -1,8 +1,8 @@
 """Keys and values kept between decoding steps.
 
 The position of a prefix lies in a slot of its sentence. A table says in which; attention masks the slots of others. So
-nothing moves when prefixes are reordered, and a slot that no prefix needs any more is written again: a sentence has
-about as many slots as positions, and a few more where its prefixes have parted.
+nothing moves when prefixes are reordered, and a slot that no prefix needs any more is written again: a sentence has as
+many slots as its prefixes have different positions, few more than T where they parted late.
 
 Shapes: B sentences, W prefixes of a sentence (the beam), T positions so far, S source, H heads, K head dim, C slots.
 """
@@ -35,7 +35,7 @@ class Slots:
 
     Attributes:
         newest_BW: the slots of the newest position.
-        count: C, slots in use, and perhaps a few more.
+        count: C, the slots that attention reads: an even width, so that some may not be in use.
     """
 
     def __init__(self, width: int, head_dim: int) -> None:
@@ -45,12 +45,15 @@ class Slots:
         self._table_BWT: Tensor | None = None
 
     def advance(self, like_BW: Tensor) -> None:
-        """Give the next position of every prefix the lowest free slot of its sentence, which no other one's shift."""
+        """Give the next position of every prefix a slot. Of `like_BW` only shape and device matter."""
+        if self._width == 1:  # a slot is a position
+            self.newest_BW = torch.full_like(like_BW, self.count)
+            self.count += 1
+            return
         self.newest_BW = self._lowest_free(like_BW)
         newest_BW1 = self.newest_BW[..., None]
         self._table_BWT = newest_BW1 if self._table_BWT is None else torch.cat([self._table_BWT, newest_BW1], dim=2)
-        used = int(self._table_BWT.max()) + 1
-        self.count = used if self._width == 1 else even_width(used, self._head_dim)
+        self.count = even_width(int(self._table_BWT.max()) + 1, self._head_dim)
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """What is added to attention's scores: 0 where a slot is of the prefix. None if there is one prefix a sentence.
@@ -67,17 +70,19 @@ class Slots:
 
     def reorder(self, parents_BW: Tensor) -> None:
         """See `DecoderState.reorder`."""
+        if self._width == 1:
+            return
         assert self._table_BWT is not None
         positions = self._table_BWT.shape[2]
         self._table_BWT = self._table_BWT.gather(1, parents_BW[..., None].expand(-1, -1, positions))
 
     def keep_sentences(self, sentences: Tensor, moved: Tensor) -> None:
-        """See `LayerCache.keep_sentences`."""
+        """See `DecoderState.keep_sentences`; `moved` are the places that hold another sentence than before."""
         if self._table_BWT is not None:
             self._table_BWT = _keep(self._table_BWT, sentences, moved)
 
     def _lowest_free(self, like_BW: Tensor) -> Tensor:
-        """int64 (B, W)."""
+        """The lowest slots of each sentence that none of its prefixes needs; no other sentence changes that. (B, W)."""
         batch, prefixes = like_BW.shape
         used_BC = like_BW.new_zeros(batch, self.count + prefixes, dtype=torch.bool)
         if self._table_BWT is not None:
@@ -107,7 +112,7 @@ class LayerCache:
         return keys[:, :, :count], values[:, :, :count]
 
     def keep_sentences(self, sentences: Tensor, moved: Tensor) -> None:
-        """Go on with `sentences` alone; `moved` are the places that hold another one than before."""
+        """See `Slots.keep_sentences`."""
         if self._buffer is not None:
             for slots_in_use in self._buffer[:, :, :, : self._slots.count]:
                 _keep(slots_in_use, sentences, moved)

@@ -5,6 +5,7 @@ U+FFFD; tabs and odd separators become spaces and other control characters vanis
 blank. A line longer than `max_line_bytes` is cut there, at a character, and the rest is thrown away in blocks.
 """
 
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import BinaryIO
 from nmt.errors import DataError, StorageError
 
 MAX_LINE_BYTES = 64 * 1024
+_SHOWN = 5  # line numbers in a warning
 
 _TO_SPACE = [0x09, 0x0A, 0x0B, 0x0C, 0x0D, 0x1C, 0x1D, 0x1E, 0x1F, 0x85, 0x2028, 0x2029]
 _BIDI_CONTROLS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
@@ -24,11 +26,29 @@ _INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u
 
 
 @dataclass
+class Numbers:
+    """Line numbers, from 1: how many, and the first ones. A stream may be endless."""
+
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def add(self, number: int) -> None:
+        """Count a line."""
+        self.count += 1
+        if len(self.first) < _SHOWN:
+            self.first.append(number)
+
+    def __str__(self) -> str:
+        shown = ", ".join(map(str, self.first)) + (", …" if self.count > len(self.first) else "")
+        return f"{self.count} line(s) ({shown})"
+
+
+@dataclass
 class LineNotes:
     """What `read_lines` had to mend, for one counted warning at the end."""
 
-    invalid_utf8: list[int] = field(default_factory=list)  # line numbers, from 1
-    too_long: list[int] = field(default_factory=list)
+    invalid_utf8: Numbers = field(default_factory=Numbers)
+    too_long: Numbers = field(default_factory=Numbers)
 
     def warnings(self, name: str) -> list[str]:
         """The warnings, one a kind, naming the first lines."""
@@ -36,7 +56,7 @@ class LineNotes:
             (self.invalid_utf8, "held invalid UTF-8, replaced by U+FFFD"),
             (self.too_long, "were cut: longer than the line limit"),
         ]
-        return [f"{name}: {_enumerate(lines)} {what}." for lines, what in kinds if lines]
+        return [f"{name}: {lines} {what}." for lines, what in kinds if lines.count]
 
 
 def read_raw_lines(stream: BinaryIO, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[tuple[bytes, bool]]:
@@ -61,13 +81,21 @@ def read_lines(stream: BinaryIO, notes: LineNotes | None = None, max_line_bytes:
         if cut:
             raw = _cut_at_character(raw)
             if notes is not None:
-                notes.too_long.append(number)
+                notes.too_long.add(number)
         try:
             yield raw.removesuffix(b"\r").decode("utf-8")
         except UnicodeDecodeError:
             if notes is not None:
-                notes.invalid_utf8.append(number)
+                notes.invalid_utf8.add(number)
             yield raw.removesuffix(b"\r").decode("utf-8", errors="replace")
+
+
+def open_stdin() -> BinaryIO:
+    """Stdin by a reader of its own: Python aborts at its end while a thread still waits in that of sys.stdin."""
+    try:
+        return open(sys.stdin.fileno(), "rb", closefd=False)
+    except OSError:  # something in memory, as tests have it
+        return sys.stdin.buffer
 
 
 def open_text(path: Path) -> BinaryIO:
@@ -107,8 +135,3 @@ def _cut_at_character(raw: bytes) -> bytes:
             needed = 1 + (lead >= 0xC0) + (lead >= 0xE0) + (lead >= 0xF0)
             return raw if needed <= back else raw[:-back]
     return raw
-
-
-def _enumerate(numbers: list[int]) -> str:
-    shown = ", ".join(map(str, numbers[:5])) + (", …" if len(numbers) > 5 else "")
-    return f"{len(numbers)} line(s) ({shown})"

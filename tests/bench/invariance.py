@@ -76,7 +76,12 @@ def differences(
 
     for batch_lines in BATCH_LINES:
         translator = Translator(
-            model, decoding={"beam_size": beam_size}, batch_rows=batch_lines * beam_size, device="cpu", **mode
+            model,
+            decoding={"beam_size": beam_size},
+            batch_rows=batch_lines * beam_size,
+            num_workers=1,
+            device="cpu",
+            **mode,
         )
         for _ in range(shuffles):
             order = rng.sample(range(len(lines)), len(lines))

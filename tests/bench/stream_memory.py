@@ -31,6 +31,8 @@ def main() -> None:
             assert process.stdin and process.stdout
             threading.Thread(target=_feed, args=(process.stdin, sentences, count), daemon=True).start()
             samples = _watch(process.pid, process.stdout, count)
+    if not samples:
+        sys.exit(f"give at least {SAMPLE_LINES:,} lines")
     growth = max(samples) - samples[0]
     shown = f"{growth:.0f} MB more than the {samples[0]:.0f} after {SAMPLE_LINES:,}, at most, in {count:,} lines"
     print(figure_line("stream_private_memory_growth", shown, f"<= {MOST_GROWTH_MB} MB", growth <= MOST_GROWTH_MB))

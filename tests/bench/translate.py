@@ -7,7 +7,7 @@ for an hour if it is not there, on 1,000 lines of tatoeba/test and of libreoffic
 its defaults; CTranslate2 is the best of its compute types, threads and batch sizes, chosen on the first lines. All get
 the same lines and give pieces, and search with length ** 1.0 as the penalty. Ours runs before and after the others.
 Hugging Face has no pre-norm Marian: it takes part where the model is post-norm, in bf16 with the first lines alone
-(without such hardware a minute for a hundred). A start is a process of its own, from its beginning to its first line.
+(without such hardware a minute for a hundred). A start is the whole life of a process that translates one line.
 """
 
 import json
@@ -184,7 +184,7 @@ def _compare(
         rows[f"nmt {label}"] = _measure(sys.executable, OURS, {**ours, "mode": mode})
     last = _measure(sys.executable, OURS, ours)
     rows = {"nmt": {**first, "lines/s": statistics.mean([first["lines/s"], last["lines/s"]])}, **rows}
-    losses = _print_table(f"{name}, beam {beam}", rows, run, ref)
+    bleus = _print_table(f"{name}, beam {beam}", rows, run, ref)
     for label in [label for label in rows if not label.startswith("nmt")]:
         asked = ASKED[size] if label == "ctranslate2" else HF_ASKED
         if label == "ctranslate2" and beam == 1:
@@ -195,7 +195,7 @@ def _compare(
         shown = f"{ratio:.2f} (lengths {apart:.1%} apart)"
         figure = f"translate_{name}_beam_{beam}_of_{label.replace(' ', '_')}"
         print(figure_line(figure, shown, f">= {asked}, lengths <= 2%", ratio >= asked and apart <= 0.02))
-    loss = losses["nmt fp32"] - losses["nmt"]
+    loss = bleus["nmt fp32"] - bleus["nmt"]
     print(figure_line(f"translate_{name}_beam_{beam}_bleu_lost", f"{loss:.2f}", "<= 0.3", loss <= 0.3), flush=True)
 
 

@@ -129,6 +129,27 @@ def test_the_cache_comparison_sees(
     figure(f"kv_cache_{breakage.__name__}_difference", f"{difference:.1f}", "> 1e-2", difference > 1e-2)
 
 
+def slots_after(steps: int) -> int:
+    """Of four prefixes that always go on from the best one."""
+    slots = Slots(4, 64)
+    for _ in range(steps):
+        slots.advance(torch.zeros(3, 4, dtype=torch.long))
+        slots.reorder(torch.zeros(3, 4, dtype=torch.long))
+    return int(slots.newest_BW.max()) + 1
+
+
+def test_slots_are_written_again(figure: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
+    count = slots_after(20)
+
+    def never_again(self: Slots, like_BW: Tensor) -> Tensor:
+        first = 0 if self._table_BWT is None else 4 * self._table_BWT.shape[2]
+        return torch.arange(first, first + 4).expand(like_BW.shape)
+
+    monkeypatch.setattr(Slots, "_lowest_free", never_again)
+    shown = f"{count} for 20 positions; {slots_after(20)} if none were"
+    figure("kv_cache_slots", shown, "<= 23; > 23", count <= 23 < slots_after(20))
+
+
 @torch.no_grad()
 def poison_changes(make: Make, source: Source, cases: int, poison: float) -> int:
     """Cases in which filling all slots that no prefix needs, passed ones and those to come, moves a logit by a bit."""

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from nmt.errors import DataError
-from nmt.text.lines import MAX_LINE_BYTES, LineNotes, clean, is_blank, read_file, read_lines, read_raw_lines
+from nmt.text.lines import MAX_LINE_BYTES, LineNotes, Numbers, clean, is_blank, read_file, read_lines, read_raw_lines
 
 # What str.splitlines and other tools take for the end of a line, and TAB; only \n is one here.
 ODD_BREAKS = ["\t", "\v", "\f", "\r", "\x1c", "\x1d", "\x1e", "\x1f", "\x85", "\u2028", "\u2029"]
@@ -70,14 +70,14 @@ def test_invalid_utf8_is_replaced_and_counted() -> None:
     data = b"good\nbad \xff\xfe end\nGr\xfcn\r\ngood\ncut \xe2\x82\n"
     lines = lines_of(data, notes)
     assert lines == ["good", "bad \ufffd\ufffd end", "Gr\ufffdn", "good", "cut \ufffd"]
-    assert notes.invalid_utf8 == [2, 3, 5]
+    assert notes.invalid_utf8.first == [2, 3, 5]
     assert notes.warnings("in.txt") == ["in.txt: 3 line(s) (2, 3, 5) held invalid UTF-8, replaced by U+FFFD."]
     assert lines_of(data) == lines  # notes are optional
 
 
 def test_warnings_name_five_lines_at_most_and_nothing_when_all_is_well() -> None:
     assert LineNotes().warnings("x") == []
-    both = LineNotes(invalid_utf8=list(range(1, 8)), too_long=[9])
+    both = LineNotes(Numbers(7, [1, 2, 3, 4, 5]), Numbers(1, [9]))
     assert both.warnings("x") == [
         "x: 7 line(s) (1, 2, 3, 4, 5, …) held invalid UTF-8, replaced by U+FFFD.",
         "x: 1 line(s) (9) were cut: longer than the line limit.",
@@ -91,7 +91,7 @@ def test_lines_are_cut_past_the_limit_only(length: int, cut: bool, end: bytes) -
     lines = lines_of(b"x" * length + end, notes, limit=10)
     assert lines[0] == "x" * min(length, 10)
     assert lines[1:] == (["next"] if b"next" in end else [])
-    assert notes.too_long == ([1] if cut else [])
+    assert notes.too_long.first == ([1] if cut else [])
 
 
 @pytest.mark.parametrize("character", ["é", "€", "😀"])
@@ -100,7 +100,7 @@ def test_lines_are_cut_between_characters(character: str, limit: int) -> None:
     notes = LineNotes()
     width = len(character.encode())
     assert lines_of(character.encode() * 100 + b"\nb\n", notes, limit) == [character * (limit // width), "b"]
-    assert (notes.too_long, notes.invalid_utf8) == ([1], [])
+    assert (notes.too_long.first, notes.invalid_utf8.first) == ([1], [])
 
 
 def test_cut_lines_of_rubbish_do_not_fail() -> None:
