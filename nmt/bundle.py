@@ -6,6 +6,7 @@ beside it. Opening a bundle runs no code from it.
 """
 
 import json
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,8 +107,11 @@ def weights_of(model: Transformer, *, copy: bool = False) -> dict[str, Tensor]:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> None:
     """Write a safetensors file without a copy in memory; the caller syncs it. Raises: StorageError."""
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
     try:
         save_file(tensors, path, metadata)
+        path.chmod(mode)  # safetensors lets nobody else read it
     except SafetensorError as error:
         size = sum(tensor.nbytes for tensor in tensors.values())
         raise StorageError(

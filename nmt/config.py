@@ -247,6 +247,8 @@ class DecodingConfig(Section):
             raise ValueError(f"n_best = {self.n_best} needs a beam_size of at least that, not {self.beam_size}")
         if not self.sample and (self.temperature, self.top_k, self.top_p) != (1.0, 0, 1.0):
             raise ValueError("temperature, top_k and top_p are for sample = true")
+        if self.min_length > self.max_length:
+            raise ValueError(f"min_length = {self.min_length} is more than max_length = {self.max_length}")
         return self
 
     def fewest_pieces(self, src_pieces: int) -> int:
@@ -264,6 +266,8 @@ class DecodingConfig(Section):
             return DecodingConfig.model_validate({**self.model_dump(), **given})
         except ValidationError as error:
             problem = error.errors()[0]
+            if problem["type"] == "extra_forbidden":
+                raise ConfigError(_explain({**problem, "loc": ("decoding", *problem["loc"])})) from None
             key = ".".join(map(str, problem["loc"]))
             message = problem["msg"].removeprefix("Value error, ")
             allowed = _allowed_range(["decoding", key])

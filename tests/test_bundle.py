@@ -295,3 +295,8 @@ def test_no_model(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(BundleError, match=said) as caught:
         find_bundle(tmp_path / name)
     assert caught.value.exit_code == 5
+
+
+def test_who_may_read_the_config_may_read_the_weights(tmp_path: Path) -> None:
+    folder = tiny.save(tiny.random_bundle(), tmp_path / "bundle")
+    assert len({(folder / name).stat().st_mode for name in ("config.json", "model.safetensors")}) == 1

@@ -46,6 +46,10 @@ def _run(arguments: list[str], debug: bool) -> int:
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""
         return _report(f"Reading or writing failed: {error.strerror or error}{where}.", 4, debug)
+    except ModuleNotFoundError as error:
+        return _report(
+            f"The package {error.name} is missing in this Python; pip install . brings all there are.", 2, debug
+        )
     except Exception as error:
         name = type(error).__name__
         return _report(f"Unexpected {name}: {error}\nThis is a fault of nmt; --debug shows where it is.", 1, debug)

@@ -47,8 +47,10 @@ def info(
 @app.command("import")
 def import_(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the other program's model.")],
-    format: Annotated[str, typer.Option(help="marian-hf: MarianMT of Hugging Face transformers, as OPUS-MT.")],
     out: Annotated[Path, typer.Option(help="Bundle folder to write.")],
+    format: Annotated[
+        str, typer.Option(help="marian-hf: MarianMT of Hugging Face transformers, as OPUS-MT.")
+    ] = "marian-hf",
     src_lang: Annotated[str | None, typer.Option(help="[the model's]")] = None,
     tgt_lang: Annotated[str | None, typer.Option(help="[the model's]")] = None,
     quiet: Quiet = False,

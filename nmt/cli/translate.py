@@ -79,10 +79,13 @@ def translate(
     With --format jsonl each line is an object with a string "text", and may have a "prefix". It comes out with
     "translation", "score" (the log-probability, normalised as the search does), "log_prob", "tokens" (the last is the
     end), "token_log_probs" and, with several, "n_best"; fields of these names are overwritten, all others kept. A line
-    that is no such object comes out as {"error": "…"}, and the exit code is 3.
+    that is no such object gets an "error" instead, and the exit code is 3.
     """
     if format is Format.text and n_best is not None and n_best > 1:
-        raise ConfigError(f"--n-best {n_best} needs --format jsonl: text has one line for each line.")
+        raise ConfigError(
+            f"--n-best {n_best} needs --format jsonl: text has one line for each line. Each line of input is then an "
+            'object, {"text": "…"} (from text: jq -Rc "{text: .}").'
+        )
     if format is Format.jsonl and prefix is not None:
         raise ConfigError('--prefix goes with text; with --format jsonl give each object a field "prefix".')
     source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
@@ -122,17 +125,20 @@ def _parsed(line: str) -> _Request:
         return _Request()
     try:
         fields = streams.parse_object(line)
+    except ValueError as error:
+        return _Request(fields={}, error=f'{error}; --format jsonl reads objects, {{"text": "…"}}')
+    try:
         text = streams.string_field(fields, "text", MAX_LINE_BYTES)
         prefix = streams.string_field(fields, "prefix", MAX_LINE_BYTES, default="")
     except ValueError as error:
-        return _Request(error=str(error))
+        return _Request(fields=fields, error=str(error))
     return _Request(text, prefix, fields)
 
 
 def _answer(request: _Request, translation: "Translation", translator: "Translator", format: Format) -> str:
     """The line that answers a line."""
     if request.error:
-        return streams.to_json({"error": request.error})
+        return streams.to_json({**(request.fields or {}), "error": request.error})
     if format is Format.text or request.fields is None:
         return translation.text
     tokenizer = translator.bundle.tokenizer

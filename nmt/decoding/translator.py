@@ -5,7 +5,7 @@ Line k in is line k out.
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,7 +120,7 @@ class Translator:
         prepare(bundle.model, chosen, has_fixed_rows(chosen, deterministic))
         return bundle
 
-    def translate(self, lines: Sequence[str], before_batch: Callable[[], None] = lambda: None) -> list[str]:
+    def translate(self, lines: Iterable[str], before_batch: Callable[[], None] = lambda: None) -> list[str]:
         """Translate each line; as many come out as went in. A blank line stays blank and never meets the model.
 
         Args:
@@ -130,7 +130,7 @@ class Translator:
 
     def translations(
         self,
-        lines: Sequence[str],
+        lines: Iterable[str],
         prefixes: Sequence[str] | None = None,
         before_batch: Callable[[], None] = lambda: None,
     ) -> list[Translation]:
@@ -139,7 +139,10 @@ class Translator:
         Args:
             prefixes: the target text that each translation is to begin with; pieces, and so whole words, are forced.
         """
+        lines = _as_lines(lines)
         encode_tgt = self.bundle.tokenizer.encode_tgt
+        if prefixes is not None and len(prefixes) != len(lines):
+            raise ValueError(f"{len(prefixes)} prefixes for {len(lines)} lines")
         forced = None if prefixes is None else [ids[:-1] for ids in encode_tgt([clean(text) for text in prefixes])]
         found = self._on_lines(lines, forced, self.search, before_batch)
         return [
@@ -147,8 +150,11 @@ class Translator:
             for hypotheses in found
         ]
 
-    def score(self, src_lines: Sequence[str], tgt_lines: Sequence[str]) -> list[Hypothesis | None]:
+    def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[Hypothesis | None]:
         """Force-decode the given translations, by the steps that a search takes. None where either side is blank."""
+        src_lines, tgt_lines = _as_lines(src_lines), _as_lines(tgt_lines)
+        if len(src_lines) != len(tgt_lines):
+            raise ValueError(f"{len(tgt_lines)} translations for {len(src_lines)} lines")
         cleaned = [clean(line) for line in tgt_lines]
         sources = [src if tgt else "" for src, tgt in zip(src_lines, cleaned, strict=True)]
         targets = [ids[:-1] for ids in self.bundle.tokenizer.encode_tgt(cleaned)]
@@ -191,8 +197,8 @@ class Translator:
         before_batch: Callable[[], None],
     ) -> Found:
         """What `find` finds for each line, in the order of the lines; nothing for a blank one."""
-        found: Found = [[] for _ in lines]
         cleaned = [clean(line) for line in lines]
+        found: Found = [[] for _ in cleaned]
         places = [place for place, line in enumerate(cleaned) if line]
         encoded = dict(zip(places, self.bundle.tokenizer.encode_src([cleaned[p] for p in places]), strict=True))
 
@@ -329,6 +335,13 @@ class _Workers:
             yield from pool.map(work, batches)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+def _as_lines(lines: Iterable[str]) -> list[str]:
+    """Raises: TypeError, for what would be taken apart."""
+    if isinstance(lines, str):
+        raise TypeError("give a list of lines, not one string")
+    return list(lines)
 
 
 def _seed(seed: int, ids: Sequence[int]) -> int:

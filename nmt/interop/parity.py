@@ -41,9 +41,9 @@ def refuse_too_few(shares: dict[int, float], folder: Path) -> None:
     low = [f"{share:.0%} with beam {beam}" for beam, share in shares.items() if share < LEAST]
     if low:
         raise BundleError(
-            f"The model in {folder} does not translate as the one it was made of: {', '.join(low)} of the lines are "
-            f"equal, at least {LEAST:.0%} must be. Lines whose best translations score almost alike may differ: check "
-            f"more lines."
+            f"{folder} was not written: the exported model does not translate as the one it was made of: "
+            f"{', '.join(low)} of the lines are equal, at least {LEAST:.0%} must be. Of a model that is hardly trained "
+            f"the best translations score almost alike, and may differ; without --check it is written as it is."
         )
 
 
@@ -52,7 +52,7 @@ def ctranslate2_translations(folder: Path) -> Translate:
     try:
         import ctranslate2
     except ImportError as error:
-        raise ConfigError(f"--check needs the package ctranslate2 here ({error}).") from error
+        raise ConfigError(f"--check needs the package ctranslate2 here ({error}): pip install ctranslate2.") from error
     translator = ctranslate2.Translator(str(folder), device="cpu", compute_type="float32")
     source, target = (spm.SentencePieceProcessor(str(folder / f"{side}.spm")) for side in ("source", "target"))
 
@@ -79,7 +79,9 @@ def transformers_translations(folder: Path) -> Translate:
         from transformers import MarianMTModel, MarianTokenizer
         from transformers.utils import logging
     except ImportError as error:
-        raise ConfigError(f"--check needs the package transformers here ({error}).") from error
+        raise ConfigError(
+            f"--check needs the package transformers here ({error}): pip install transformers."
+        ) from error
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     with warnings.catch_warnings(action="ignore"):

@@ -18,10 +18,11 @@ from nmt.text.tokenizer import SpecialIds
 
 _PIECES, _TRAINER_SPEC, _SELF_TEST_DATA = 1, 2, 4  # fields of ModelProto
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # SentencePiece.Type
+_UNKNOWN_PENALTY = 10.0  # SentencePiece's: how far below the lowest score an unknown character stands
 _IDS = {"unk": (40, 45), "bos": (41, 46), "eos": (42, 47), "pad": (43, 48)}  # TrainerSpec: fields of id and of piece
 
-# What becomes of a piece that is not the model's own. Hidden: as <pad>, text neither becomes it nor is made of it.
-# Shown: text is made of it alone.
+# What becomes of a piece that is not the model's own. Hidden: as <pad>, text neither becomes it nor is made of it; but
+# a single character that the model does not know does become it, as in transformers. Shown: text is made of it alone.
 FOREIGN_HIDDEN, FOREIGN_SHOWN = _CONTROL, _UNUSED
 
 
@@ -57,6 +58,8 @@ def renumber(model: Pieces, pieces: Sequence[str], special: SpecialIds, *, forei
     output = []
     for number, piece in enumerate(pieces):
         score, kind = model.known.get(piece, (lowest, foreign))
+        if piece not in model.known and foreign == FOREIGN_HIDDEN and len(piece) == 1:
+            score, kind = lowest - _UNKNOWN_PENALTY, _NORMAL
         if number == special.unk:
             kind = _UNKNOWN
         elif number in (special.pad, special.bos, special.eos):

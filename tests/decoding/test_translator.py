@@ -176,3 +176,17 @@ def test_devices() -> None:
     assert pick_device("auto").type in ("cpu", "cuda", "mps")
     with pytest.raises(ConfigError, match="--device gpu is not available here; this machine has: auto, cpu"):
         pick_device("gpu")
+
+
+def test_a_library_call_takes_lists_of_lines(bundle: Bundle) -> None:
+    translator = Translator(bundle)
+    lines = tiny.sentences(3)[0]
+    assert translator.translate(line for line in lines) == translator.translate(lines)
+    with pytest.raises(TypeError, match="one string"):
+        translator.translate(lines[0])
+    with pytest.raises(ValueError, match="1 prefixes for 3 lines"):
+        translator.translations(lines, prefixes=["a"])
+    with pytest.raises(ValueError, match="1 translations for 3 lines"):
+        translator.score(lines, ["a"])
+    with pytest.raises(ConfigError, match="did you mean beam_size"):
+        Translator(bundle, decoding={"beamsize": 3})

@@ -251,3 +251,8 @@ def test_what_marian_lacks_is_refused_by_name(tmp_path: Path) -> None:
     assert Translator(again, decoding=bundle.config.decoding.model_dump()).translate(LINES) == Translator(
         bundle
     ).translate(LINES)
+
+
+def test_a_character_that_only_the_vocabulary_has(imported: Bundle) -> None:
+    """As MarianTokenizer of transformers numbers it: source.spm has no v, vocab.json has one of the target's."""
+    assert imported.tokenizer.encode_src(["the v man"]) == [[8, 38, 61, 9, 0]]
