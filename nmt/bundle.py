@@ -167,6 +167,8 @@ def read_tokenizer(folder: Path) -> Tokenizer:
         return Tokenizer.from_files(joint) if joint.is_file() else Tokenizer.from_files(src, tgt)
     except ConfigError as error:
         raise BundleError(f"The model {folder} has no tokenizer. {error}") from error
+    except BundleError as error:
+        raise BundleError(f"The model {folder}: {error}") from error
 
 
 def checkpoint_name(update: int) -> str:

@@ -4,15 +4,18 @@ import json
 import math
 import os
 import random
+import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 import test_cli
@@ -509,6 +512,7 @@ def test_processes_of_torchrun_share_a_file(format: str, model: Path, tmp_path: 
 
 def test_torchrun_wants_files(run: Nmt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
     (tmp_path / "in").write_text("a\n")
     refused(run("translate", "-m", model, stdin=STDIN), 2, "instead of stdin")
     refused(run("translate", "-m", model, "-i", tmp_path / "in", "--line-buffered"), 2, "no --line-buffered")
@@ -536,3 +540,79 @@ def test_limits_that_contradict_each_other_are_refused(run: Nmt, model: Path) ->
 def test_a_missing_package_is_named(run: Nmt, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "nmt.decoding.translator", None)
     refused(run("translate", "-m", model, stdin=STDIN), 2, "package nmt.decoding.translator is missing")
+
+
+def test_fields_of_an_earlier_translation_do_not_stay(run: Nmt, model: Path) -> None:
+    stdin = jsonl({"text": LINES[0], "n_best": [{"translation": "old"}], "error": "old", "id": 7})
+    (record,) = objects(run("translate", "-m", model, "--format", "jsonl", stdin=stdin)[1])
+    assert list(record) == ["text", "id", *RESULT]
+
+
+def test_a_broken_stderr_ends_no_work(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(jsonl({"text": "the dog"}) + b"no JSON\n" + jsonl({"text": "a cat"}))
+    command = [*test_cli.NMT, "translate", "-m", model, "--format", "jsonl", "-i", tmp_path / "in"]
+    for name, redirection in (("full", "2> /dev/full"), ("pipe", "2> >(exec true)")):
+        script = f"{' '.join(map(str, command))} -o {tmp_path / name} {redirection}"
+        done = subprocess.run(["bash", "-c", f"sleep 0.1; {script}"], timeout=100)
+        assert done.returncode == 3
+        assert len((tmp_path / name).read_bytes().splitlines()) == 3
+
+
+def test_output_goes_where_a_link_points(run: Nmt, model: Path, tmp_path: Path) -> None:
+    file, link = tmp_path / "file", tmp_path / "link"
+    file.write_text("before")
+    file.chmod(0o640)
+    link.symlink_to(file)
+    assert run("translate", "-m", model, "-o", link, stdin=STDIN)[0] == 0
+    assert link.is_symlink() and file.read_text().count("\n") == len(LINES)
+    assert file.stat().st_mode & 0o777 == 0o640
+    refused(run("translate", "-m", model, "-o", ".", stdin=STDIN), 4, "Cannot write .: Is a directory")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_nothing_of_an_output(number: int, model: Path, tmp_path: Path) -> None:
+    with started("translate", "-m", model, "-o", tmp_path / "out", "--quiet") as process:
+        assert process.stdin is not None and process.stderr is not None
+        process.stdin.write(b"the dog\n")
+        process.stdin.flush()
+        while not list(tmp_path.iterdir()):
+            time.sleep(0.02)
+        process.send_signal(number)
+        assert (process.wait(60), process.stderr.read(), list(tmp_path.iterdir())) == (128 + number, b"", [])
+
+
+def test_a_pause_is_not_the_end_of_a_stdin_that_does_not_block(model: Path) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    with started("translate", "-m", model, stdin=reader) as process, os.fdopen(writer, "wb", buffering=0) as pipe:
+        assert process.stdout is not None
+        pipe.write(b"the dog\na c")
+        assert process.stdout.readline()
+        pipe.write(b"at\n")
+        assert process.stdout.readline()
+    assert process.returncode == 0
+
+
+def test_a_model_without_numbers_is_told(run: Nmt, tmp_path: Path) -> None:
+    bundle = tiny.random_bundle()
+    with torch.no_grad():
+        for parameter in (bundle.model.decoder_norm.weight, bundle.model.output.weight):
+            parameter.mul_(1e20)
+    broken = tiny.save(bundle, tmp_path / "bundle")
+    said = f"no probabilities for {len(LINES)} line(s)"
+    for options in ((), ("-b", 1)):
+        code, out, err = run("translate", "-m", broken, *options, stdin=STDIN)
+        assert code == 5 and said in err and out.count("\n") == len(LINES)
+    assert run("score", "-m", broken, stdin=b"the dog\tder hund\n")[0] == 5
+
+
+def test_a_prefix_ends_where_a_character_has_no_piece(run: Nmt, model: Path) -> None:
+    stdin = jsonl({"text": LINES[0], "prefix": "der hund \u0416 ein"})
+    (record,) = objects(run("translate", "-m", model, "--format", "jsonl", stdin=stdin)[1])
+    assert record["translation"].startswith("der hund") and "\u2047" not in record["translation"]
+
+
+def test_a_world_without_torchrun_is_refused(run: Nmt, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for world in ("2", "many"):
+        monkeypatch.setenv("WORLD_SIZE", world)
+        refused(run("translate", "-m", model, stdin=STDIN), 2, f"WORLD_SIZE is {world}")

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from nmt.cli.options import Device, Model, Quiet
+from nmt.cli.streams import say
 from nmt.errors import ConfigError, DataError
 
 
@@ -51,7 +52,7 @@ def attn_plot(
     )
     for warning in plot_attention(weights, src_labels, tgt_labels, output, title=title):
         if not quiet:
-            typer.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}")
     typer.echo(bundle.tokenizer.decode(tgt_ids))
 
 

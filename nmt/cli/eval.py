@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nmt.cli import options
+from nmt.cli.streams import say
 from nmt.errors import ConfigError
 
 
@@ -60,7 +61,7 @@ def evaluate(
         hypotheses = translator.translate(sources)
     warning = warn_if_tokenised(hypotheses)
     if warning and not quiet:
-        typer.echo(f"warning: {warning}", err=True)
+        say(f"warning: {warning}")
     if save_hyp is not None:
         replace_file(save_hyp, "".join(f"{line}\n" for line in hypotheses).encode())
     scores = compute(hypotheses, references, tgt_lang=language)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nmt.cli.options import HELP_OPTIONS, Model, Quiet
+from nmt.cli.streams import say
 from nmt.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -143,4 +144,4 @@ def _refuse_existing(out: Path) -> None:
 def _warn(warnings: Sequence[str], quiet: bool) -> None:
     if not quiet:
         for warning in warnings:
-            typer.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}")

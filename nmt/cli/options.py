@@ -48,12 +48,12 @@ Model = Annotated[Path, typer.Option("-m", "--model", help="Bundle folder, or ru
 MODELS_HELP = "Bundle folder, or run folder of nmt train. Several with one tokenizer translate together."
 Models = Annotated[list[Path], typer.Option("-m", "--model", help=MODELS_HELP)]
 Device = Annotated[str, typer.Option(help="auto, cpu, cuda or mps.")]
-Threads = Annotated[int, typer.Option(min=0, help="CPU threads; 0: as many as there are cores.")]
+Threads = Annotated[int, typer.Option(min=0, max=1024, help="CPU threads; 0: as many as there are cores.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr; errors only.")]
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, fp16 or int8.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Scores equal to the bit in any company; slower.")]
 Workers = Annotated[
-    int, typer.Option("--num-workers", min=0, help="Batches at a time; 0: one a core, up to 4; one on a GPU.")
+    int, typer.Option("--num-workers", min=0, max=1024, help="Batches at a time; 0: one a core, up to 4; one on a GPU.")
 ]
 BatchRows = Annotated[int | None, typer.Option(min=1, help="Lines times beam decoded together at most. [512]")]
 Output = Annotated[

@@ -59,19 +59,25 @@ def score(
     pairs = (_Pair(*pair) for pair in streams.in_step(*sources)) if src else map(_split, sources[0].lines)
     turns = Turns(any(each.live for each in sources))
     quiet = quiet or not turns.first
-    bad = streams.BadLines(sources[0].name, quiet)
+    bad, overflows = streams.BadLines(sources[0].name, quiet), streams.Overflows()
     with streams.results_to(turns.output(output)) as out:
         translator = options.open_translator(context)
+
+        def answer(pair: _Pair, hypothesis: "Hypothesis | None") -> str:
+            overflows.look([hypothesis] if hypothesis else [])
+            return _answer(pair, hypothesis, translator.bundle.tokenizer, format)
+
         streams.answer(
             pairs,
             out,
             bad,
             lambda window: translator.score([pair.src for pair in window], [pair.tgt for pair in window]),
-            lambda pair, hypothesis: _answer(pair, hypothesis, translator.bundle.tokenizer, format),
+            answer,
             turns,
         )
     for source in sources:
         source.warn(quiet)
+    overflows.check()
     bad.check()
 
 

@@ -3,18 +3,18 @@
 import json
 import math
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
+from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
-import typer
-
 from nmt.cli.turns import Turns
-from nmt.errors import DataError
+from nmt.errors import BundleError, DataError, Interrupted
 from nmt.storage.atomic import atomic_stream
 from nmt.text.lines import LineNotes, open_stdin, open_text, read_lines
 from nmt.text.windows import windows
@@ -30,6 +30,12 @@ _MAX_DIGITS = 4000  # of an integer; Python reads 4,300
 _SURROGATES = re.compile("[\ud800-\udfff]")
 # Not those that JSON escapes anyway; some readers break lines at them, and a lone surrogate is no UTF-8.
 _TO_ESCAPE = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def say(text: str) -> None:
+    """A line on stderr; a full or closed one must not end the work."""
+    with suppress(OSError):
+        print(text, file=sys.stderr, flush=True)
 
 
 class Source:
@@ -48,7 +54,7 @@ class Source:
     def warn(self, quiet: bool) -> None:
         """Say on stderr what had to be mended."""
         for warning in [] if quiet else self._notes.warnings(self.name):
-            typer.echo(f"warning: {warning}", err=True)
+            say(f"warning: {warning}")
 
 
 class BadLines:
@@ -63,7 +69,7 @@ class BadLines:
         self._count += 1
         self._first = self._first or number
         if self._count <= _SHOWN and not self._quiet:
-            typer.echo(f"warning: {self._name}, line {number}: {reason}.", err=True)
+            say(f"warning: {self._name}, line {number}: {reason}.")
 
     def check(self) -> None:
         """Raises: DataError, if there were any."""
@@ -74,9 +80,26 @@ class BadLines:
             )
 
 
-def results_to(output: Path | None) -> AbstractContextManager[BinaryIO]:
-    """Where results go: stdout, or a file that appears when all is done."""
-    return nullcontext(sys.stdout.buffer) if output is None else atomic_stream(output)
+@contextmanager
+def results_to(output: Path | None) -> Iterator[BinaryIO]:
+    """Where results go: stdout, or a file that appears when all is done, and of which a signal leaves nothing."""
+    if output is None:
+        yield sys.stdout.buffer
+        return
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in previous.items():
+        if handler != signal.SIG_IGN:  # nohup
+            signal.signal(number, _interrupt)
+    try:
+        with atomic_stream(output) as out:
+            yield out
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise Interrupted(number, "")
 
 
 def gather(items: Iterable[Item], max_lines: int, line_buffered: bool, shared: bool = False) -> Iterator[list[Item]]:
@@ -87,6 +110,25 @@ def gather(items: Iterable[Item], max_lines: int, line_buffered: bool, shared: b
     if line_buffered:
         return ([item] for item in items)
     return windows(items, max_lines, idle_s=None) if shared else windows(items, max_lines)
+
+
+class Overflows:
+    """Lines for which the model computed no numbers: the command ends with exit code 5."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def look(self, hypotheses: Iterable["Hypothesis"]) -> None:
+        """Count a line whose results hold NaN or infinity."""
+        self._count += any(not math.isfinite(hypothesis.log_prob) for hypothesis in hypotheses)
+
+    def check(self) -> None:
+        """Raises: BundleError, if there were any."""
+        if self._count:
+            raise BundleError(
+                f"The model gave no probabilities for {self._count:,} line(s), whose results mean nothing: its numbers "
+                f"overflow. --precision fp32 may help."
+            )
 
 
 class Asking(Protocol):

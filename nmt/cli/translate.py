@@ -94,20 +94,26 @@ def translate(
     read = [source, *([prefixes] if prefixes else [])]
     turns = Turns(any(each.live for each in read), line_buffered)
     quiet = quiet or not turns.first
-    bad = streams.BadLines(source.name, quiet)
+    bad, overflows = streams.BadLines(source.name, quiet), streams.Overflows()
     with streams.results_to(turns.output(output)) as out:
         translator = options.open_translator(context)
+
+        def answer(request: _Request, translation: "Translation") -> str:
+            overflows.look(translation.hypotheses)
+            return _answer(request, translation, translator, format)
+
         streams.answer(
             requests,
             out,
             bad,
             lambda window: translator.translations([r.text for r in window], [r.prefix for r in window]),
-            lambda request, translation: _answer(request, translation, translator, format),
+            answer,
             turns,
             line_buffered=line_buffered,
         )
     for each in read:
         each.warn(quiet)
+    overflows.check()
     bad.check()
 
 
@@ -145,4 +151,5 @@ def _answer(request: _Request, translation: "Translation", translator: "Translat
     n_best = [{"translation": translator.text(h), **streams.facts(h, tokenizer)} for h in translation.hypotheses]
     best = n_best[0] if n_best else {"translation": "", **streams.facts(None, tokenizer)}
     several = {"n_best": n_best} if translator.decoding.n_best > 1 else {}
-    return streams.to_json({**request.fields, **best, **several})
+    own = {key: value for key, value in request.fields.items() if key not in ("error", "n_best")}  # of an earlier run
+    return streams.to_json({**own, **best, **several})

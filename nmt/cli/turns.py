@@ -33,7 +33,7 @@ class Turns:
     """
 
     def __init__(self, live: bool, line_buffered: bool = False) -> None:
-        self.world, self.rank = int(os.environ.get("WORLD_SIZE", "1")), 0
+        self.world, self.rank = _world_size(), 0
         self._store: Store | None = None
         if self.world > 1:
             if live or line_buffered:
@@ -106,6 +106,13 @@ class Turns:
             store.delete_key(key)
         store.set(f"{turn}/written", "")
         return text.decode()
+
+
+def _world_size() -> int:
+    text = os.environ.get("WORLD_SIZE", "1")
+    if not text.isdecimal() or (int(text) > 1 and "RANK" not in os.environ):
+        raise ConfigError(f"WORLD_SIZE is {text}, but torchrun did not start this process: unset it, or use torchrun.")
+    return int(text)
 
 
 def own_device(name: str) -> str:

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -137,13 +138,18 @@ class Translator:
         """`translate`, with all n-best hypotheses and their scores.
 
         Args:
-            prefixes: the target text that each translation is to begin with; pieces, and so whole words, are forced.
+            prefixes: the target text that each translation is to begin with; pieces, and so whole words, are forced,
+                up to a character that has none.
         """
         lines = _as_lines(lines)
         encode_tgt = self.bundle.tokenizer.encode_tgt
         if prefixes is not None and len(prefixes) != len(lines):
             raise ValueError(f"{len(prefixes)} prefixes for {len(lines)} lines")
-        forced = None if prefixes is None else [ids[:-1] for ids in encode_tgt([clean(text) for text in prefixes])]
+        forced = None
+        if prefixes is not None:
+            unk = self.bundle.tokenizer.special.unk
+            encoded = encode_tgt([clean(text) for text in prefixes])
+            forced = [list(takewhile(lambda piece: piece != unk, ids[:-1])) for ids in encoded]
         found = self._on_lines(lines, forced, self.search, before_batch)
         return [
             Translation(self.text(hypotheses[0]), tuple(hypotheses)) if hypotheses else Translation()

@@ -80,6 +80,7 @@ def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any
         return {}
     try:
         table = json.loads(path.read_bytes())
+        json.dumps(table, ensure_ascii=False).encode()  # no lone surrogates
     except OSError as error:
         raise BundleError(
             f"{folder} is no MarianMT folder: {name} cannot be read ({error.strerror}). It needs config.json, "
@@ -103,7 +104,7 @@ def _refuse_other_architectures(path: Path, config: Mapping[str, Any]) -> None:
             raise BundleError(f"{path}: encoder_{key} and decoder_{key} differ, which is not supported.")
     if config.get("decoder_vocab_size", config.get("vocab_size")) not in (None, config.get("vocab_size")):
         raise BundleError(f"{path}: decoder_vocab_size differs from vocab_size, which is not supported.")
-    if config.get("activation_function") not in ACTIVATIONS:
+    if config.get("activation_function") not in list(ACTIVATIONS):  # a list takes an unhashable value, too
         raise BundleError(
             f"{path}: activation_function = {config.get('activation_function')!r} is not supported; those of "
             f"{', '.join(ACTIVATIONS)} are."
@@ -115,7 +116,11 @@ def _read_vocabulary(folder: Path, config: Mapping[str, Any]) -> list[str]:
     path = folder / "vocab.json"
     table = _read_json(folder, "vocab.json")
     pieces = {number: piece for piece, number in table.items() if type(number) is int}
-    if sorted(pieces) != list(range(len(table))) or len(table) != config.get("vocab_size"):
+    if (
+        sorted(pieces) != list(range(len(table)))
+        or len(table) != config.get("vocab_size")
+        or type(config["vocab_size"]) is not int
+    ):
         raise BundleError(
             f"{path} does not number its {len(table):,} pieces from 0 to {len(table) - 1:,}, or config.json has "
             f"another vocab_size ({config.get('vocab_size')})."

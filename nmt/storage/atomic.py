@@ -15,6 +15,8 @@ from typing import BinaryIO
 from nmt.errors import StorageError
 from nmt.storage.manifest import MANIFEST, manifest_of
 
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # errors that only writing has
+
 
 def write_file(path: Path, data: bytes) -> None:
     """Write and fsync a file in place."""
@@ -47,16 +49,17 @@ def replace_file(path: Path, data: bytes) -> None:
 def atomic_stream(path: Path) -> Iterator[BinaryIO]:
     """Yield a stream; what was written to it becomes the file at the end, on an error nothing changes.
 
-    A device or pipe is written to at once. Raises: StorageError, when it cannot be opened or put in its place.
+    A device or pipe is written to at once. Raises: StorageError, when it cannot be opened, or the disk is full.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
         with path.open("wb") as stream:
             yield stream
         return
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     try:
-        if path.is_dir():
+        final = path.resolve()  # what a link points to
+        if final.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
         file = temporary.open("wb")
     except OSError as error:
         raise StorageError(f"Cannot write {path}: {error.strerror}.") from error
@@ -65,8 +68,17 @@ def atomic_stream(path: Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
+        if final.exists():
+            shutil.copymode(final, temporary)
+        os.replace(temporary, final)
+        sync_folder(final.parent)
+    except OSError as error:
+        if error.errno not in _OF_WRITING:
+            raise
+        raise StorageError(
+            f"Cannot write {path}: {error.strerror}. What was there before is not lost; free space, then run the same "
+            f"command again."
+        ) from error
     finally:
         temporary.unlink(missing_ok=True)
 

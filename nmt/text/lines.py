@@ -5,6 +5,7 @@ U+FFFD; tabs and odd separators become spaces and other control characters vanis
 blank. A line longer than `max_line_bytes` is cut there, at a character, and the rest is thrown away in blocks.
 """
 
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -93,6 +94,7 @@ def read_lines(stream: BinaryIO, notes: LineNotes | None = None, max_line_bytes:
 def open_stdin() -> BinaryIO:
     """Stdin by a reader of its own: Python aborts at its end while a thread still waits in that of sys.stdin."""
     try:
+        os.set_blocking(sys.stdin.fileno(), True)  # else a pause would be taken for the end
         return open(sys.stdin.fileno(), "rb", closefd=False)
     except OSError:  # something in memory, as tests have it
         return sys.stdin.buffer
