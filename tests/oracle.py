@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
@@ -16,6 +17,7 @@ from nmt.decoding.options import LengthPenalty, Limits, SearchOptions
 from nmt.decoding.paths import greedy_search
 from nmt.decoding.search import IMPOSSIBLE, Hypothesis, Rows, beam_search
 from nmt.decoding.translator import ModelRows
+from nmt.model.kv_cache import DecoderState, Slots
 from nmt.model.transformer import Transformer
 
 BOS, EOS = 0, 1
@@ -246,3 +248,24 @@ def forced_score_difference(batches: int) -> tuple[float, int]:
                 worst = max(worst, abs(hypothesis.log_prob - forced), abs(hypothesis.score - score))
             count += len(hypotheses)
     return worst, count
+
+
+def skip_reorder(patch: pytest.MonkeyPatch) -> None:
+    """Break the cache: prefixes are not reordered where their number stays."""
+    reorder = DecoderState.reorder
+
+    def broken(self: DecoderState, parents: Tensor) -> None:
+        if parents.shape != self.slots.newest_BW.shape:
+            reorder(self, parents)
+
+    patch.setattr(DecoderState, "reorder", broken)
+
+
+def take_a_slot_in_use(patch: pytest.MonkeyPatch) -> None:
+    """Break the cache: new positions overwrite others that are needed."""
+    lowest_free = Slots._lowest_free
+
+    def broken(self: Slots, like_BW: Tensor) -> Tensor:
+        return (lowest_free(self, like_BW) - 1).clamp(min=0)
+
+    patch.setattr(Slots, "_lowest_free", broken)

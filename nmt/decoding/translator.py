@@ -35,6 +35,8 @@ Find = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]] | None], Found
 
 WINDOW_LINES = 2048  # of a stream, translated together, sorted by length
 _MOST_WORKERS = 4  # unless more are asked for: each needs memory for its batch
+_CPU_NUMBERS = 2**22  # of the widest layer's output, which stays in a processor's cache while sources are encoded
+_GPU_TOKENS = 16_384
 _FEWEST_LINES = 8  # in a batch that is made smaller so that every worker has one
 
 
@@ -64,7 +66,7 @@ class Translator:
         num_workers: threads that work on batches of their own; 0: one for each CPU core, up to four that share the
             cores, and one on a GPU.
         batch_rows: search rows (lines times beam) decoded together at most.
-        batch_tokens: padded source tokens (times beam) encoded together at most.
+        batch_tokens: source tokens encoded together at most; by default what a processor's cache, or a GPU, takes well.
     Raises: BundleError, ConfigError.
     """
 
@@ -78,7 +80,7 @@ class Translator:
         decoding: Mapping[str, Any] | None = None,
         num_workers: int = 0,
         batch_rows: int = 512,
-        batch_tokens: int = 16_384,
+        batch_tokens: int | None = None,
     ) -> None:
         given = [model] if isinstance(model, Bundle | str | Path) else list(model)
         bundles = [self._open(each, device, precision, deterministic) for each in given]
@@ -99,13 +101,15 @@ class Translator:
             repetition_penalty=self.decoding.repetition_penalty,
         )
         self._width = self.options.n_best if self.decoding.sample else self.options.beam_size
-        self._batch_rows, self._batch_tokens = batch_rows, batch_tokens
+        where = next(self.bundle.model.parameters()).device
+        fitting = _CPU_NUMBERS // self.bundle.config.model.d_ff if where.type == "cpu" else _GPU_TOKENS
+        self._batch_rows, self._batch_tokens = batch_rows, batch_tokens or fitting
         self._head_dim = min(bundle.config.model.head_dim for bundle in bundles)
         self._models = [bundle.model for bundle in bundles]
         # Greedy and drawn paths are not ranked by coverage.
         self._covers = bool(self.decoding.coverage_penalty) and not self.decoding.sample and self._width > 1
         # What attention looked at is noted in the modules, which one thread alone may then use.
-        self._workers = _Workers(next(self._models[0].parameters()).device, 1 if self._covers else num_workers)
+        self._workers = _Workers(where, 1 if self._covers else num_workers)
 
     @staticmethod
     def _open(model: Bundle | str | Path, device: str, precision: str, deterministic: bool) -> Bundle:
@@ -240,15 +244,12 @@ class Translator:
         fair_share = -(-len(encoded) // self._workers.count)
         most_lines = min(max(1, self._batch_rows // self._width), max(_FEWEST_LINES, fair_share))
         batch: list[int] = []
-        widest = 0
+        tokens = 0
         for place in sorted(encoded, key=lambda place: (-len(encoded[place]), place)):
-            width = self._padded_width(len(encoded[place]))
-            rows = (len(batch) + 1) * self._width
-            too_large = len(batch) == most_lines or rows * widest > self._batch_tokens
-            if batch and too_large:
+            tokens += len(encoded[place])
+            if batch and (len(batch) == most_lines or tokens > self._batch_tokens):
                 yield batch
-                batch = []
-            widest = width if not batch else widest
+                batch, tokens = [], len(encoded[place])
             batch.append(place)
         if batch:
             yield batch

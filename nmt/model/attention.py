@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from nmt.model.dropout import drop
 from nmt.model.kv_cache import KeyValue, LayerCache
+from nmt.model.packing import Packing
 
 
 def attend(
@@ -124,14 +125,22 @@ class _Attention(nn.Module):
         batch, queries, _ = x_BQD.shape
         return x_BQD.view(batch, queries, self.num_heads, -1).transpose(1, 2)
 
-    def _mix(self, q_BHQK: Tensor, key_value: KeyValue, keep: Tensor | None = None, causal: bool = False) -> Tensor:
-        """Attend, join the heads, project. Returns: (B, Q, D)."""
+    def _mix(
+        self,
+        q_BHQK: Tensor,
+        key_value: KeyValue,
+        keep: Tensor | None = None,
+        causal: bool = False,
+        packing: Packing | None = None,
+    ) -> Tensor:
+        """Attend, join the heads, project. Returns: (B, Q, D), or (N, D) with `packing`."""
         dropout = self.dropout if self.training else 0.0
         if self.recording:
             mixed_BHQK, self.weights_BHQS = attend_plain(q_BHQK, *key_value, keep=keep, causal=causal, dropout=dropout)
         else:
             mixed_BHQK = attend(q_BHQK, *key_value, keep=keep, causal=causal, dropout=dropout)
-        projected: Tensor = self.out(mixed_BHQK.transpose(1, 2).flatten(2))
+        mixed_BQD = mixed_BHQK.transpose(1, 2).flatten(2)
+        projected: Tensor = self.out(mixed_BQD if packing is None else packing.pack(mixed_BQD))
         return projected
 
 
@@ -142,10 +151,12 @@ class SelfAttention(_Attention):
         super().__init__(d_model, num_heads, dropout)
         self.qkv = nn.Linear(d_model, 3 * d_model)
 
-    def forward(self, x_BQD: Tensor, keep: Tensor | None = None, causal: bool = False) -> Tensor:
-        """Shape: (B, Q, D) to (B, Q, D). `keep`: bool (B, 1, 1, Q)."""
-        q, k, v = self._project(x_BQD)
-        return self._mix(q, (k, v), keep, causal)
+    def forward(
+        self, x_BQD: Tensor, keep: Tensor | None = None, causal: bool = False, packing: Packing | None = None
+    ) -> Tensor:
+        """Shape: (B, Q, D) to (B, Q, D), or with `packing` (N, D) to (N, D). `keep`: bool, or a bias, (B, 1, 1, Q)."""
+        q, k, v = self._project(x_BQD, packing)
+        return self._mix(q, (k, v), keep, causal, packing)
 
     def step(self, x_BWD: Tensor, cache: LayerCache, bias: Tensor | None) -> Tensor:
         """The newest position of each prefix, over itself and what is cached of its sentence.
@@ -157,8 +168,9 @@ class SelfAttention(_Attention):
         q, k, v = self._project(x_BWD)
         return self._mix(q, cache.write(k, v), bias)
 
-    def _project(self, x_BQD: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = self.qkv(x_BQD).chunk(3, dim=-1)
+    def _project(self, x_BQD: Tensor, packing: Packing | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        qkv = self.qkv(x_BQD)
+        q, k, v = (qkv if packing is None else packing.pad(qkv)).chunk(3, dim=-1)
         return self._split(q), self._split(k), self._split(v)
 
 
@@ -170,9 +182,10 @@ class CrossAttention(_Attention):
         self.q = nn.Linear(d_model, d_model)
         self.kv = nn.Linear(d_model, 2 * d_model)
 
-    def project_memory(self, memory_BSD: Tensor) -> KeyValue:
-        """Keys and values of the memory, computed once a sentence. Shapes: two of (B, H, S, K)."""
-        k, v = self.kv(memory_BSD).chunk(2, dim=-1)
+    def project_memory(self, memory_BSD: Tensor, packing: Packing | None = None) -> KeyValue:
+        """Keys and values of the memory, (N, D) with `packing`. Shapes: two of (B, H, S, K)."""
+        kv = self.kv(memory_BSD)
+        k, v = (kv if packing is None else packing.pad(kv)).chunk(2, dim=-1)
         return self._split(k), self._split(v)
 
     def forward(self, x_BQD: Tensor, key_value: KeyValue, keep: Tensor | None = None) -> Tensor:

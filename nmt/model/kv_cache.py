@@ -98,6 +98,7 @@ class LayerCache:
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
         self._buffer: Tensor | None = None  # (2, B, H, capacity, K)
+        self._defined = 0  # slots that hold numbers
 
     def write(self, k_BHWK: Tensor, v_BHWK: Tensor) -> KeyValue:
         """Put the newest position of every prefix into its slot. Returns: all slots in use, views (B, H, C, K)."""
@@ -105,6 +106,9 @@ class LayerCache:
         if self._buffer is None or count > self._buffer.shape[3]:
             self._grow(k_BHWK)
         assert self._buffer is not None
+        if count > self._defined:  # a slot that was never written has a weight of 0, which must not meet NaN
+            self._buffer[:, :, :, self._defined : count] = 0
+            self._defined = count
         keys, values = self._buffer
         sentences_B1 = torch.arange(len(newest_BW), device=newest_BW.device)[:, None]
         keys[sentences_B1, :, newest_BW] = k_BHWK.transpose(1, 2)
@@ -114,17 +118,16 @@ class LayerCache:
     def keep_sentences(self, sentences: Tensor, moved: Tensor) -> None:
         """See `Slots.keep_sentences`."""
         if self._buffer is not None:
-            for slots_in_use in self._buffer[:, :, :, : self._slots.count]:
-                _keep(slots_in_use, sentences, moved)
+            for defined in self._buffer[:, :, :, : self._defined]:
+                _keep(defined, sentences, moved)
             self._buffer = self._buffer[:, : len(sentences)]
 
     def _grow(self, like_BHWK: Tensor) -> None:
         batch, heads, _, head_dim = like_BHWK.shape
         capacity = max(_FIRST_CAPACITY, self._slots.count, 0 if self._buffer is None else 2 * self._buffer.shape[3])
-        # Zeros, since a slot that was never written has a weight of 0, which must not meet NaN.
-        grown = like_BHWK.new_zeros(2, batch, heads, capacity, head_dim)
+        grown = like_BHWK.new_empty(2, batch, heads, capacity, head_dim)
         if self._buffer is not None:
-            grown[:, :, :, : self._buffer.shape[3]] = self._buffer
+            grown[:, :, :, : self._defined] = self._buffer[:, :, :, : self._defined]
         self._buffer = grown
 
 

@@ -5,15 +5,16 @@ import sys
 
 import torch
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX = -1, -3, -4  # from glibc's malloc.h
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -3, -4, -8  # from glibc's malloc.h
 _LARGEST = 2**31 - 1
 
 
 def keep_freed_pages() -> None:
     """Let glibc reuse large freed blocks instead of handing them back to the kernel and faulting them in again.
 
-    Every update frees and allocates the same large tensors; on a CPU that was the largest single cost found. Does
-    nothing where the C library is not glibc.
+    Every update frees and allocates the same large tensors; on a CPU that was the largest single cost found. Threads to
+    come share one heap: those of their own would be too small for large blocks. Does nothing where the C library is not
+    glibc.
     """
     if not sys.platform.startswith("linux"):
         return
@@ -24,6 +25,7 @@ def keep_freed_pages() -> None:
     if not mallopt(_M_MMAP_THRESHOLD, _LARGEST):  # an older glibc has a ceiling
         mallopt(_M_MMAP_MAX, 0)
     mallopt(_M_TRIM_THRESHOLD, _LARGEST)
+    mallopt(_M_ARENA_MAX, 1)
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

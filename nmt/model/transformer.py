@@ -4,7 +4,8 @@ Training calls `forward`; translating calls `prefill` once and `decode_step` for
 Masks: `src_keep` is bool (B, S), True on real tokens, None if nothing is padded (then flash kernels can run). The
 target needs no mask: padding is on the right, where causal attention never looks.
 
-Shapes: B batch, S source, T target, D d_model, F d_ff, V vocabulary, W prefixes of a sentence (the beam).
+Shapes: B batch, S source, T target, N real source positions of the batch, D d_model, F d_ff, V vocabulary, W prefixes
+of a sentence (the beam).
 """
 
 import math
@@ -21,6 +22,7 @@ from nmt.model.attention import CrossAttention, SelfAttention, as_bias
 from nmt.model.compiled import Region, compiled
 from nmt.model.dropout import Dropout
 from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache, Slots
+from nmt.model.packing import Packing, all_real
 from nmt.model.positions import SinusoidalPositions
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -61,13 +63,15 @@ class EncoderLayer(nn.Module):
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
         self.dropout = Dropout(config.dropout)
 
-    def forward(self, x_BSD: Tensor, keep: Tensor | None) -> Tensor:
-        """Shape: (B, S, D) to (B, S, D). `keep`: bool (B, 1, 1, S)."""
+    def forward(self, x_BSD: Tensor, keep: Tensor | None, packing: Packing | None = None) -> Tensor:
+        """Shape: (B, S, D) to (B, S, D), or with `packing` (N, D) to (N, D). `keep`: bool, or a bias, (B, 1, 1, S)."""
         if self.pre_norm:
-            x_BSD = x_BSD + self.dropout(self.self_attention(self.self_attention_norm(x_BSD), keep))
+            normed_BSD = self.self_attention_norm(x_BSD)
+            x_BSD = x_BSD + self.dropout(self.self_attention(normed_BSD, keep, packing=packing))
             x_BSD = x_BSD + self.dropout(self.feed_forward(self.feed_forward_norm(x_BSD)))
             return x_BSD
-        x_BSD = self.self_attention_norm(x_BSD + self.dropout(self.self_attention(x_BSD, keep)))
+        attended_BSD = self.self_attention(x_BSD, keep, packing=packing)
+        x_BSD = self.self_attention_norm(x_BSD + self.dropout(attended_BSD))
         normed: Tensor = self.feed_forward_norm(x_BSD + self.dropout(self.feed_forward(x_BSD)))
         return normed
 
@@ -181,12 +185,19 @@ class Transformer(nn.Module):
         Args:
             width: the most prefixes a sentence will have.
         """
-        memory_BSD = self.encode(src_BS, src_keep_BS)
-        projected = [layer.cross_attention.project_memory(memory_BSD) for layer in self._decoder_layers()]
+        keep_BS = all_real(src_BS) if src_keep_BS is None else src_keep_BS
+        packing, bias = Packing.of(keep_BS), None
+        x_ND = packing.pack(self._embed(self.src_embedding, src_BS, 0))
+        if src_keep_BS is not None:
+            bias = as_bias(src_keep_BS[:, None, None], x_ND.dtype)
+        for layer in self.encoder:
+            x_ND = layer(x_ND, bias, packing)
+        memory_ND = self.encoder_norm(x_ND)
+        projected = [layer.cross_attention.project_memory(memory_ND, packing) for layer in self._decoder_layers()]
         slots = Slots(width, self.head_dim)
         return DecoderState(
             cross=[(k.contiguous(), v.contiguous()) for k, v in projected],  # which are read at every step
-            memory_bias=None if src_keep_BS is None else as_bias(src_keep_BS[:, None, None], memory_BSD.dtype),
+            memory_bias=bias,
             slots=slots,
             layers=[LayerCache(slots) for _ in self.decoder],
         )

@@ -19,7 +19,7 @@ from nmt.decoding.translator import Translator
 from nmt.model import kv_cache
 from nmt.model.attention import SelfAttention
 from nmt.model.inference import Precision, prepare
-from nmt.model.kv_cache import DecoderState, LayerCache
+from nmt.model.kv_cache import LayerCache
 from oracle import (
     BOS,
     EOS,
@@ -175,18 +175,8 @@ def test_scores_are_those_of_teacher_forcing(figure: Figure) -> None:
     )
 
 
-def _skip_reorder(patch: pytest.MonkeyPatch) -> None:
-    reorder = DecoderState.reorder
-
-    def broken(self: DecoderState, parents: Tensor) -> None:
-        if parents.shape != self.slots.newest_BW.shape:
-            reorder(self, parents)
-
-    patch.setattr(DecoderState, "reorder", broken)
-
-
 def test_teacher_forcing_sees_a_cache_that_is_not_reordered(figure: Figure, monkeypatch: pytest.MonkeyPatch) -> None:
-    _skip_reorder(monkeypatch)
+    oracle.skip_reorder(monkeypatch)
     worst, _ = forced_score_difference(20)
     figure("teacher_forcing_control_no_reorder", f"{worst:.2f}", "> 1e-3", worst > 1e-3)
 
@@ -383,7 +373,7 @@ def test_sentences_that_are_done_leave_no_trace() -> None:
 
 
 def _forgets_to_reorder(patch: pytest.MonkeyPatch) -> bool:
-    _skip_reorder(patch)
+    oracle.skip_reorder(patch)
     return forced_score_difference(10)[0] > 1e-3
 
 
@@ -393,7 +383,9 @@ def _attends_to_padding(patch: pytest.MonkeyPatch) -> bool:
 
 def _drops_the_causal_mask(patch: pytest.MonkeyPatch) -> bool:
     forward = SelfAttention.forward
-    patch.setattr(SelfAttention, "forward", lambda self, x, keep=None, causal=False: forward(self, x, keep))
+    patch.setattr(
+        SelfAttention, "forward", lambda self, x, keep=None, causal=False, **packing: forward(self, x, keep, **packing)
+    )
     return forced_score_difference(10)[0] > 1e-3
 
 
@@ -441,6 +433,11 @@ def _keeps_who_left_in_one_cache(patch: pytest.MonkeyPatch) -> bool:
     return equal_alone_and_together(20) < 20
 
 
+def _takes_a_slot_in_use(patch: pytest.MonkeyPatch) -> bool:
+    oracle.take_a_slot_in_use(patch)
+    return forced_score_difference(10)[0] > 1e-3
+
+
 def bits_that_company_changes(precision: Precision, fixed_rows: bool) -> int:
     """Lines whose hypotheses are others, or other by a bit, alone and among 30."""
     bundle = random_bundle()
@@ -463,7 +460,7 @@ def test_company_changes_no_bit(
     figure(f"company_changes_{precision}", shown, "0; > 0", changed == 0 < control)
 
 
-def test_six_faults_of_batching_are_seen(figure: Figure) -> None:
+def test_seven_faults_of_batching_are_seen(figure: Figure) -> None:
     faults = (
         _forgets_to_reorder,
         _attends_to_padding,
@@ -471,10 +468,11 @@ def test_six_faults_of_batching_are_seen(figure: Figure) -> None:
         _goes_on_after_the_end,
         _stops_all_with_the_first,
         _keeps_who_left_in_one_cache,
+        _takes_a_slot_in_use,
     )
     unseen = []
     for fault in faults:
         with pytest.MonkeyPatch.context() as patch:
             if not fault(patch):
                 unseen.append(fault.__name__)
-    figure("batching_faults_seen", f"{6 - len(unseen)} of 6 detected {unseen or ''}".strip(), "6 of 6", not unseen)
+    figure("batching_faults_seen", f"{7 - len(unseen)} of 7 detected {unseen or ''}".strip(), "7 of 7", not unseen)
