@@ -383,9 +383,11 @@ def _attends_to_padding(patch: pytest.MonkeyPatch) -> bool:
 
 def _drops_the_causal_mask(patch: pytest.MonkeyPatch) -> bool:
     forward = SelfAttention.forward
-    patch.setattr(
-        SelfAttention, "forward", lambda self, x, keep=None, causal=False, **packing: forward(self, x, keep, **packing)
-    )
+
+    def broken(self: SelfAttention, x: Tensor, keep: Tensor | None = None, causal: bool = False, **rest: Any) -> Tensor:
+        return forward(self, x, keep, **rest)
+
+    patch.setattr(SelfAttention, "forward", broken)
     return forced_score_difference(10)[0] > 1e-3
 
 
