@@ -48,11 +48,11 @@ bench-loader: setup    # batches a second, building the token cache, memory on 2
 	$(BIN)/python tests/bench/loader.py
 
 SIZES = tiny base
-bench-translate: setup # decoding speed against CTranslate2 and transformers: 40 minutes, and 80 to train the models
+bench-translate: setup # decoding speed against CTranslate2 and transformers: 50 minutes, and 80 to train the models
 	$(BIN)/python tests/bench/translate.py $(SIZES)
 
 LINES = 500
-bench-invariance: setup # 500 lines in 26 settings of batch size and order, in every precision: 40 minutes
+bench-invariance: setup # 500 lines in 26 settings of batch size and order, in every precision: two hours
 	$(BIN)/python tests/bench/invariance.py $(LINES) $(MODES)
 
 bench-stream: setup    # private memory while two million lines are translated: 6 minutes

@@ -7,7 +7,6 @@ Shapes: B batch, S source, N real positions of the batch, D any width.
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -39,8 +38,3 @@ class Packing:
         x_BSD = x_ND.new_zeros(batch * length, x_ND.shape[-1])
         x_BSD[self.places_N] = x_ND
         return x_BSD.view(batch, length, -1)
-
-
-def all_real(ids_BS: Tensor) -> Tensor:
-    """The mask of a batch without padding. Shape: bool (B, S)."""
-    return torch.ones_like(ids_BS, dtype=torch.bool)

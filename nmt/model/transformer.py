@@ -22,7 +22,7 @@ from nmt.model.attention import CrossAttention, SelfAttention, as_bias
 from nmt.model.compiled import Region, compiled
 from nmt.model.dropout import Dropout
 from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache, Slots
-from nmt.model.packing import Packing, all_real
+from nmt.model.packing import Packing
 from nmt.model.positions import SinusoidalPositions
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
@@ -185,11 +185,9 @@ class Transformer(nn.Module):
         Args:
             width: the most prefixes a sentence will have.
         """
-        keep_BS = all_real(src_BS) if src_keep_BS is None else src_keep_BS
-        packing, bias = Packing.of(keep_BS), None
+        packing = Packing.of(torch.ones_like(src_BS, dtype=torch.bool) if src_keep_BS is None else src_keep_BS)
         x_ND = packing.pack(self._embed(self.src_embedding, src_BS, 0))
-        if src_keep_BS is not None:
-            bias = as_bias(src_keep_BS[:, None, None], x_ND.dtype)
+        bias = None if src_keep_BS is None else as_bias(src_keep_BS[:, None, None], x_ND.dtype)
         for layer in self.encoder:
             x_ND = layer(x_ND, bias, packing)
         memory_ND = self.encoder_norm(x_ND)
