@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-help gpu-check clean
+.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -24,6 +24,10 @@ FAULTS := tests/faults --numprocesses 2 --dist loadfile  # each test uses one co
 FAMILY =
 test-faults: setup     # the fault tests in full: 25 minutes; FAMILY="c1 c4" picks some
 	NMT_FAULTS=full $(BIN)/pytest $(FAULTS) --timeout 3600 -k "$$(echo $(FAMILY) | sed 's/ / or /g')"
+
+TEXT := tests/hostile tests/text tests/data --numprocesses 2 --dist loadfile
+test-text: setup       # the tests of text, data and hostile input in full
+	NMT_TEXT=full OMP_NUM_THREADS=1 $(BIN)/pytest $(TEXT) --timeout 3600
 
 lint: setup
 	$(BIN)/ruff check .

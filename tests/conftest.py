@@ -1,5 +1,6 @@
 """Shared by all tests: where real data lies, and the FIGURE lines that back the README's promises."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,6 +19,12 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[..., None
         assert ok, line
 
     return record
+
+
+@pytest.fixture(scope="session")
+def full() -> bool:
+    """Whether a proof about text runs in full (`make test-text`) or in its short form (`make test`)."""
+    return os.environ.get("NMT_TEXT") == "full"
 
 
 @pytest.fixture(scope="session")
