@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights
+from nmt.bundle import Bundle, load_weights
 from nmt.config import Config
 from nmt.data.batching import BatchStream, Ids, Position, widest_batch
 from nmt.data.prepare import Prepared
@@ -26,7 +26,7 @@ from nmt.errors import BundleError, ConfigError, Interrupted
 from nmt.model.memory import is_out_of_memory
 from nmt.storage.atomic import atomic_folder
 from nmt.storage.manifest import damage
-from nmt.training.checkpoint import CheckpointWriter, Snapshot, TrainState, average, best_updates, prune, restore
+from nmt.training.checkpoint import CheckpointWriter, Snapshot, average, prune, restore
 from nmt.training.checks import not_finite, refuse_drift, refuse_hopeless
 from nmt.training.distributed import Ranks
 from nmt.training.finite import Unseen, skip_unless_finite
@@ -37,6 +37,7 @@ from nmt.training.optim import learning_rate, make_optimizer
 from nmt.training.prefetch import Prefetch
 from nmt.training.progress import TrainingLog
 from nmt.training.resume import adopt, new_state
+from nmt.training.retention import final_candidates, kept
 from nmt.training.sharding import gather_weights, is_sharded, on_device, refuse_unequal_shares, sharded_copy, whole_of
 from nmt.training.validation import oriented, validate
 
@@ -116,7 +117,7 @@ class Trainer:
             raise BundleError(f"{checkpoint / 'state.json'} stands at a batch that its epoch does not have.")
         self._saved_update = self.state.update
         if self.ranks.first:
-            prune(self.run, keep=self._kept(self.state))  # what a kill after the last save left
+            prune(self.run, keep=kept(self.run, self.config, self.state))  # what a kill after the last save left
         self._start_clock()
         self.log.say(
             f"resuming from {checkpoint}: update {self.state.update:,}, epoch {self.state.epoch}, "
@@ -344,11 +345,6 @@ class Trainer:
         best = self.state.add_score(oriented(scores, self.config.validation.metric))
         self._record("valid", {**scores, "best": best})
 
-    def _scheduled(self, state: TrainState, update: int) -> bool:
-        """Whether an uninterrupted run has a checkpoint there: only these are counted and averaged."""
-        every = self.config.training.checkpoint_every or self.config.validation.every
-        return update > 0 and (update % every == 0 or str(update) in state.scores)
-
     def _save(self) -> None:
         """Hand a checkpoint of the current update to the writer; training waits while it is copied."""
         self._look()
@@ -364,7 +360,7 @@ class Trainer:
         elif self.ranks.first:
             snapshot = Snapshot.take(self.bundle, self.optimizer, state)
         if self.ranks.first:
-            self.writer.write(snapshot, lambda: self._kept(snapshot.state))
+            self.writer.write(snapshot, lambda: kept(self.run, self.config, snapshot.state))
 
     def _finish_writing(self) -> None:
         """Wait until the last checkpoint is written. Raises: StorageError, in all ranks alike."""
@@ -376,12 +372,6 @@ class Trainer:
 
         self.ranks.from_first(f"written {self._waits}", wait)
 
-    def _kept(self, state: TrainState) -> set[Path]:
-        config = self.config.training
-        last = self._scheduled_checkpoints(state)[-config.keep_last :]
-        best = [self._checkpoint(update) for update in best_updates(state, config.keep_best)]
-        return {*last, *best, self._checkpoint(state.update)}
-
     def _stop_here(self, *, save: bool = True) -> NoReturn:
         """End because of a signal. Raises: Interrupted."""
         if save and self._saved_update != self.state.update:
@@ -391,17 +381,14 @@ class Trainer:
         where = f"Stopped by a signal after update {self.state.update:,}; the same command goes on from there."
         raise Interrupted(self._signal, where if self.ranks.first else "")
 
-    def _scheduled_checkpoints(self, state: TrainState) -> list[Path]:
-        folders = list_checkpoints(self.run)
-        return [folder for folder in folders if self._scheduled(state, int(folder.name.removeprefix("ckpt-")))]
-
-    def _checkpoint(self, update: int) -> Path:
-        return self.run / "checkpoints" / checkpoint_name(update)
-
     def _write_final_bundle(self) -> Path:
         """The average of some checkpoints if it is no worse on validation, else the best checkpoint."""
         self._finish_writing()
-        averaged, best = json.loads(self.ranks.from_first("final", lambda: json.dumps(self._final_candidates())))
+
+        def candidates() -> str:
+            return json.dumps(final_candidates(self.run, self.config, self.state, self.log.say))
+
+        averaged, best = json.loads(self.ranks.from_first("final", candidates))
         scores = self._scores_of(averaged)
         origin = f"the average of {len(averaged)} checkpoints"
         if best and oriented(scores, self.config.validation.metric) < self.state.scores[str(self.state.best_update)]:
@@ -412,21 +399,6 @@ class Trainer:
                 self.bundle.write_into(temporary)
         self._record("final", {**scores, "from": origin})
         return self.run / "bundle"
-
-    def _final_candidates(self) -> tuple[list[str], list[str]]:
-        """Names of whole checkpoints: those to average, and the best one. Raises: BundleError (none is left)."""
-        config, state = self.config.training, self.state
-        if config.average == "best":
-            averaged = [self._checkpoint(update) for update in best_updates(state, config.average_count)]
-        else:
-            averaged = self._scheduled_checkpoints(state)[-config.average_count :]
-        best = [self._checkpoint(state.best_update)]
-        whole = {folder for folder in {*averaged, *best} if self._is_whole(folder)}
-        if not whole:
-            raise BundleError(f"No checkpoint of {self.run} is whole any more, so there is nothing to average.")
-        best = [folder for folder in best if folder in whole]
-        averaged = [folder for folder in averaged if folder in whole] or best
-        return [folder.name for folder in averaged], [folder.name for folder in best]
 
     def _scores_of(self, checkpoints: list[str]) -> dict[str, float]:
         """Scores of the mean of the checkpoints' weights, which the bundle then holds. Raises: Interrupted."""
@@ -441,12 +413,6 @@ class Trainer:
         """Scores of the bundle's model; None if a signal came."""
         with on_device(self.bundle.model, self.device):
             return validate(self.bundle, self.prepared, self.config, self.ranks, self.stop)
-
-    def _is_whole(self, checkpoint: Path) -> bool:
-        problem = damage(checkpoint)
-        if problem:
-            self.log.say(f"warning: the checkpoint {checkpoint} is damaged: {problem}; it is left out")
-        return problem is None
 
     # The log, the clock, the stream
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tiny
-from nmt.bundle import Bundle, list_checkpoints, weights_of
+from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, weights_of
 from nmt.data.batching import Batch
 from nmt.decoding.translator import Translator
 from nmt.errors import DivergedError, Interrupted
@@ -481,7 +481,7 @@ def test_last_and_best_survive_every_sequence(
         patch.setattr(
             checkpoint,
             "save_checkpoint",
-            lambda run, snapshot: keeper._checkpoint(snapshot.state.update).mkdir(parents=True),
+            lambda run, snapshot: (run / "checkpoints" / checkpoint_name(snapshot.state.update)).mkdir(parents=True),
         )
         for number, score_now in enumerate(scores):
             every = [4 * n + 4 for n in range(number + 1)]
