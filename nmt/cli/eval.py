@@ -31,15 +31,19 @@ def evaluate(
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
+    offline: options.Offline = False,
     device: options.Device = "auto",
     threads: options.Threads = 0,
     quiet: options.Quiet = False,
 ) -> None:
     """Score translations against raw references: BLEU, chrF and TER with sacreBLEU's signature."""
+    from nmt.data.sources import go_offline
     from nmt.evaluation.metrics import METRICS, score, warn_if_tokenised
     from nmt.storage.atomic import replace_file
     from nmt.text.lines import read_file
 
+    if offline:
+        go_offline()
     if (not model) == (hyp is None):
         raise ConfigError("Give either -m MODEL with --src FILE (or -t NAME), or --hyp FILE.")
     if hyp is not None and save_hyp is not None:
