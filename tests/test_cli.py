@@ -37,9 +37,10 @@ OPTIONS = {
     "translate": "-m --model -i --input -o --output --prefix --format --line-buffered -b --beam-size --n-best "
     "--length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra --max-length "
     "--min-length --min-length-ratio --no-repeat-ngram --repetition-penalty --sample --temperature --top-k --top-p "
-    "--seed --precision --deterministic --num-workers --batch-rows --device --threads --quiet -q",
+    "--seed --precision --deterministic --num-workers --batch-rows --device --threads --strict --quiet -q",
     "score": "-m --model --src --tgt -o --output --format --length-penalty --length-penalty-type --repetition-penalty "
-    "--precision --deterministic --num-workers --batch-rows --device --threads --quiet -q",
+    "--precision --deterministic --num-workers --batch-rows --device --threads --strict "
+    "--quiet -q",
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
     "--save-hyp --json -b --beam-size --length-penalty --precision --deterministic --num-workers --offline --device "
     "--threads --quiet -q",
