@@ -5,6 +5,7 @@ is a `ConfigError` that names the key, the nearest valid key and the allowed val
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,16 +26,27 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Source(Section):
-    """Where sentence pairs come from: exactly one of `prefix`, `src` + `tgt`, `tsv` and `hf`.
+_KIND_BY_ENDING = re.compile(r"\.(tsv|jsonl|parquet)(\.gz|\.xz|\.zst|\.bz2)?$")
 
-    In TOML a plain string stands for a TSV file if it ends in `.tsv`, else for a prefix.
+
+class Source(Section):
+    """Where sentence pairs come from: exactly one of `prefix`, `src` + `tgt`, `tsv`, `jsonl`, `parquet` and `hf`.
+
+    In TOML a plain string stands for a file of its kind if it ends in `.tsv`, `.jsonl` or `.parquet`, else for a
+    prefix. Text, TSV and JSON lines may be compressed by gzip, xz, zstandard or bzip2: `.tsv.gz`, or a prefix whose
+    files are `PREFIX.en.zst`.
     """
 
     prefix: str | None = None  # files PREFIX.<src_lang> and PREFIX.<tgt_lang>
     src: str | None = None
     tgt: str | None = None
     tsv: str | None = None  # one pair a line, source TAB target
+    jsonl: str | None = None  # one object a line
+    parquet: str | None = None  # a file, a folder of them, or a pattern as "part-*.parquet"
+    # tsv: the number of the column, from 1. jsonl, parquet: the name of the field, "a.b" for b inside a; by default the
+    # language, else translation.<language>.
+    src_field: int | str | None = None
+    tgt_field: int | str | None = None
     hf: str | None = None  # data set id on the hub, or a local folder laid out like the hub's repository
     name: str | None = None  # the data set's configuration, as in load_dataset(hf, name)
     split: str = "train"
@@ -44,14 +56,29 @@ class Source(Section):
     @classmethod
     def _from_string(cls, value: object) -> object:
         if isinstance(value, str):
-            return {"tsv": value} if value.endswith(".tsv") else {"prefix": value}
+            kind = _KIND_BY_ENDING.search(value)
+            return {kind[1] if kind else "prefix": value}
         return value
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        kinds = [self.prefix, self.tsv, self.hf, self.src or self.tgt]
+        kinds = [self.prefix, self.tsv, self.jsonl, self.parquet, self.hf, self.src or self.tgt]
         if sum(kind is not None for kind in kinds) != 1 or (self.src is None) != (self.tgt is None):
-            raise ValueError('give exactly one of: prefix = "…", src = "…" with tgt = "…", tsv = "…", hf = "…"')
+            raise ValueError(
+                'give exactly one of: prefix = "…", src = "…" with tgt = "…", tsv = "…", jsonl = "…", parquet = "…", '
+                'hf = "…"'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _fields_of_their_kind(self) -> Self:
+        fields = [field for field in (self.src_field, self.tgt_field) if field is not None]
+        if self.tsv is not None and not all(isinstance(field, int) and field > 0 for field in fields):
+            raise ValueError("src_field and tgt_field of a TSV file are numbers of columns, from 1")
+        if self.tsv is None and not all(isinstance(field, str) and field for field in fields):
+            raise ValueError("src_field and tgt_field are names of fields, as text")
+        if fields and not (self.tsv or self.jsonl or self.parquet):
+            raise ValueError("src_field and tgt_field go with tsv, jsonl and parquet")
         return self
 
 
@@ -61,6 +88,7 @@ class DataConfig(Section):
     src_lang: str = "en"
     tgt_lang: str = "de"
     dir: str = "."  # relative paths below are resolved against it; --data overrides it
+    offline: bool = False  # never ask the Hugging Face hub: take what its library has kept, and local files
     train: list[Source] = Field(min_length=1)
     valid: Source | None = None  # None: `valid_size` pairs are held out of train
     valid_size: int = Field(default=1000, ge=1, le=100_000)

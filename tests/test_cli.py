@@ -32,23 +32,24 @@ NMT = [sys.executable, "-m", "nmt"]
 
 OPTIONS = {
     "": "--version --debug",
-    "train": "CONFIG --src --tgt --out --data --cache --set --seed --dry-run --allow-changed --device --threads "
-    "--quiet -q",
+    "train": "CONFIG --src --tgt --out --data --cache --set --seed --dry-run --allow-changed --offline --device "
+    "--threads --quiet -q",
     "translate": "-m --model -i --input -o --output --prefix --format --line-buffered -b --beam-size --n-best "
     "--length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra --max-length "
     "--min-length --min-length-ratio --no-repeat-ngram --repetition-penalty --sample --temperature --top-k --top-p "
-    "--seed --precision --deterministic --num-workers --batch-rows --device --threads --quiet -q",
+    "--seed --precision --deterministic --num-workers --batch-rows --device --threads --strict --quiet -q",
     "score": "-m --model --src --tgt -o --output --format --length-penalty --length-penalty-type --repetition-penalty "
-    "--precision --deterministic --num-workers --batch-rows --device --threads --quiet -q",
-    "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
-    "--save-hyp --json -b --beam-size --length-penalty --precision --deterministic --num-workers --device --threads "
+    "--precision --deterministic --num-workers --batch-rows --device --threads --strict "
     "--quiet -q",
+    "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
+    "--save-hyp --json -b --beam-size --length-penalty --precision --deterministic --num-workers --offline --device "
+    "--threads --quiet -q",
     "attn-plot": "-m --model --src -o --output --tgt --layer --head --pieces --device --quiet -q",
     "tokenizer train": "FILES -o --output --vocab-size --type --lines --seed --quiet -q",
     "tokenizer encode": "-m --model --side --ids",
     "tokenizer decode": "-m --model --side --ids",
     "data toy": "--out --seed",
-    "data prepare": "CONFIG --out --data --set",
+    "data prepare": "CONFIG --out --data --set --offline",
     "model info": "-m --model --json",
     "model import": "FOLDER --format --out --src-lang --tgt-lang --quiet -q",
     "model export": "MODEL --format --out --check --quiet -q",

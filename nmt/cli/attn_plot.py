@@ -1,6 +1,7 @@
 """`nmt attn-plot`."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -53,7 +54,7 @@ def attn_plot(
     for warning in plot_attention(weights, src_labels, tgt_labels, output, title=title):
         if not quiet:
             say(f"warning: {warning}")
-    typer.echo(bundle.tokenizer.decode(tgt_ids))
+    sys.stdout.buffer.write(f"{clean(bundle.tokenizer.decode(tgt_ids))}\n".encode())
 
 
 def _text(argument: str) -> str:

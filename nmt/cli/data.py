@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from nmt.cli.options import HELP_OPTIONS
+from nmt.cli.options import HELP_OPTIONS, Offline
 
 app = typer.Typer(help="Corpora.", no_args_is_help=True, rich_markup_mode=None, context_settings=HELP_OPTIONS)
 
@@ -28,11 +28,15 @@ def prepare(
     out: Annotated[Path, typer.Option(help="Folder for tokenizer and token cache; give it to train as --cache.")],
     data: Annotated[str | None, typer.Option(help="Folder of the config's text files.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")] = None,
+    offline: Offline = False,
 ) -> None:
     """Do what `nmt train` does before training: clean, train the tokenizer, build the token caches."""
     from nmt.config import load_config
     from nmt.data.prepare import prepare as prepare_data
+    from nmt.data.sources import go_offline
 
+    if offline:
+        go_offline()
     recipe = load_config(config, set_ or [])
     if data is not None:
         recipe = recipe.replace(data={"dir": data})

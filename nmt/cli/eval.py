@@ -10,6 +10,7 @@ import typer
 from nmt.cli import options
 from nmt.cli.streams import say
 from nmt.errors import ConfigError
+from nmt.text.lines import LineNotes, read_file
 
 
 def evaluate(
@@ -31,24 +32,27 @@ def evaluate(
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
+    offline: options.Offline = False,
     device: options.Device = "auto",
     threads: options.Threads = 0,
     quiet: options.Quiet = False,
 ) -> None:
     """Score translations against raw references: BLEU, chrF and TER with sacreBLEU's signature."""
+    from nmt.data.sources import go_offline
     from nmt.evaluation.metrics import METRICS, score, warn_if_tokenised
     from nmt.storage.atomic import replace_file
-    from nmt.text.lines import read_file
 
+    if offline:
+        go_offline()
     if (not model) == (hyp is None):
         raise ConfigError("Give either -m MODEL with --src FILE (or -t NAME), or --hyp FILE.")
     if hyp is not None and save_hyp is not None:
         raise ConfigError("--save-hyp saves what -m MODEL translates; --hyp is a file already.")
-    sources, references = _texts(src, ref, test_set, langpair, needs_sources=hyp is None)
+    sources, references = _texts(src, ref, test_set, langpair, needs_sources=hyp is None, quiet=quiet)
     language = tgt_lang or (langpair.partition("-")[2] if langpair else None)
     compute = partial(score, metrics=tuple(metric or METRICS), tokenize=tokenize, lowercase=lowercase)
     if hyp is not None:
-        hypotheses = read_file(hyp)
+        hypotheses = _read(hyp, quiet)
     else:
         assert model
         # What is wrong with options or counts shows here, not after everything is translated.
@@ -74,11 +78,15 @@ def evaluate(
 
 
 def _texts(
-    src: Path | None, ref: list[Path] | None, test_set: str | None, langpair: str | None, needs_sources: bool
+    src: Path | None,
+    ref: list[Path] | None,
+    test_set: str | None,
+    langpair: str | None,
+    needs_sources: bool,
+    quiet: bool,
 ) -> tuple[list[str], list[list[str]]]:
     """Source lines and reference streams, from files or from a test set of sacreBLEU's."""
     from nmt.evaluation.metrics import load_test_set
-    from nmt.text.lines import read_file
 
     if test_set is not None:
         if langpair is None or src or ref:
@@ -87,4 +95,13 @@ def _texts(
         return loaded.sources, loaded.references
     if not ref or (needs_sources and src is None):
         raise ConfigError("Give --ref FILE (and --src FILE with a model), or -t NAME -l SRC-TGT.")
-    return read_file(src) if src else [], [read_file(path) for path in ref]
+    return _read(src, quiet) if src else [], [_read(path, quiet) for path in ref]
+
+
+def _read(path: Path, quiet: bool) -> list[str]:
+    """All lines of a file; what had to be mended is told."""
+    notes = LineNotes()
+    lines = read_file(path, notes)
+    for warning in [] if quiet else notes.warnings(str(path)):
+        say(f"warning: {warning}")
+    return lines

@@ -52,6 +52,12 @@ Threads = Annotated[int, typer.Option(min=0, max=1024, help="CPU threads; 0: as 
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress on stderr; errors only.")]
 Precision = Annotated[str, typer.Option(help="auto, fp32, bf16, fp16 or int8.")]
 Deterministic = Annotated[bool, typer.Option("--deterministic", help="Scores equal to the bit in any company; slower.")]
+Strict = Annotated[
+    bool, typer.Option("--strict", help="Exit with code 3, at the end, if a line was cut or held invalid UTF-8.")
+]
+Offline = Annotated[
+    bool, typer.Option("--offline", help="Never ask the network: what was downloaded before, and local files.")
+]
 Workers = Annotated[
     int, typer.Option("--num-workers", min=0, max=1024, help="Batches at a time; 0: one a core, up to 4; one on a GPU.")
 ]

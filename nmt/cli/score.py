@@ -44,6 +44,7 @@ def score(
     batch_rows: options.BatchRows = None,
     device: options.Device = "auto",
     threads: options.Threads = 0,
+    strict: options.Strict = False,
     quiet: options.Quiet = False,
 ) -> None:
     """How probable the model finds given translations: one line for each pair.
@@ -79,6 +80,8 @@ def score(
         source.warn(quiet)
     overflows.check()
     bad.check()
+    for source in sources:
+        source.check(strict)
 
 
 def _split(line: str) -> _Pair:

@@ -56,6 +56,12 @@ class Source:
         for warning in [] if quiet else self._notes.warnings(self.name):
             say(f"warning: {warning}")
 
+    def check(self, strict: bool) -> None:
+        """Raises: DataError, with `strict` and if anything had to be mended."""
+        warnings = self._notes.warnings(self.name)
+        if strict and warnings:
+            raise DataError(f"{' '.join(warnings)} All lines have a result; --strict makes this an error.")
+
 
 class BadLines:
     """Lines that get no result: they keep their place, the rest goes on, and the command ends with exit code 3."""

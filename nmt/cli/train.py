@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.cli.options import Device, Quiet, Threads, use_threads
+from nmt.cli.options import Device, Offline, Quiet, Threads, use_threads
 from nmt.errors import ConfigError, NmtError
+from nmt.text.archives import plain_name
 from nmt.training.interrupt import StopRequest
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def train(
             "result is then not that of an uninterrupted run."
         ),
     ] = None,
+    offline: Offline = False,
     device: Device = "auto",
     threads: Threads = 0,
     quiet: Quiet = False,
@@ -40,6 +42,10 @@ def train(
     """Train a model, or resume a run: raw parallel text to tokenizer, token cache and model."""
     stop = StopRequest(patient=several_ranks(), silent=quiet or not first_rank())
     with stop.handle_signals():  # before torch is imported, which takes seconds
+        if offline:
+            from nmt.data.sources import go_offline
+
+            go_offline()
         try:
             recipe, name = _chosen(config, src, tgt, data, list(set_ or []), seed, device)
         except NmtError as error:  # the same in every rank
@@ -110,5 +116,5 @@ def _recipe(
         recipe = parse_config(tables, where="the chosen recipe")
         if first_rank():
             typer.echo(f"the recipe chosen for these files:\n\n{recipe.to_toml()}", err=True)
-        return recipe, src.stem
+        return recipe, Path(plain_name(src.name)).stem
     raise ConfigError("Give either a CONFIG, or --src FILE with --tgt FILE.")

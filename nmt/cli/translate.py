@@ -72,6 +72,7 @@ def translate(
     batch_rows: options.BatchRows = None,
     device: options.Device = "auto",
     threads: options.Threads = 0,
+    strict: options.Strict = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Translate lines: line k of stdin becomes line k of stdout.
@@ -115,6 +116,8 @@ def translate(
         each.warn(quiet)
     overflows.check()
     bad.check()
+    for each in read:
+        each.check(strict)
 
 
 def _requests(source: streams.Source, prefixes: streams.Source | None, format: Format) -> Iterator[_Request]:

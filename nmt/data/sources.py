@@ -1,9 +1,11 @@
-"""Corpora: text file pairs, TSV files and Hugging Face data sets, all read as chunks of sentence pairs.
+"""Corpora: text file pairs, TSV, JSON lines, parquet and Hugging Face data sets, read as chunks of sentence pairs.
 
 A chunk is `(src_lines, tgt_lines)`, two lists of equal length, cleaned by the line contract of `nmt.text.lines`.
 """
 
 import itertools
+import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,11 +13,16 @@ from typing import Any, BinaryIO
 
 from nmt.config import DataConfig, Source
 from nmt.errors import DataError
-from nmt.text.lines import LineNotes, clean, open_text, read_lines, read_raw_lines
+from nmt.text.archives import existing
+from nmt.text.lines import MAX_LINE_BYTES, LineNotes, clean, open_text, read_lines, read_raw_lines
 
 Chunk = tuple[list[str], list[str]]
+Pair = tuple[str, str]
 Say = Callable[[str], None]
 CHUNK_PAIRS = 10_000
+_MAX_JSON_BYTES = 16 * MAX_LINE_BYTES  # of a line with all its fields
+_PARQUET_BUFFER_BYTES = 1 << 20  # read ahead a column, instead of a whole row group
+_OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE")  # which the libraries look at when they are imported
 
 
 def read_chunks(source: Source, config: DataConfig, say: Say = lambda text: None) -> Iterator[Chunk]:
@@ -28,15 +35,20 @@ def read_chunks(source: Source, config: DataConfig, say: Say = lambda text: None
     if source.hf is not None:
         return _read_dataset(source, config)
     if source.tsv is not None:
-        return _read_tsv(Path(config.dir) / source.tsv, say)
+        return _read_tsv(source, config, say)
+    if source.jsonl is not None:
+        return _read_jsonl(source, config, say)
+    if source.parquet is not None:
+        return _read_parquet(source, config)
     return _read_text_pair(*text_paths(source, config), say)
 
 
 def text_paths(source: Source, config: DataConfig) -> tuple[Path, Path]:
-    """The two files of a text source."""
+    """The two files of a text source; those of a prefix may be there in a compressed form."""
     folder = Path(config.dir)
     if source.prefix is not None:
-        return folder / f"{source.prefix}.{config.src_lang}", folder / f"{source.prefix}.{config.tgt_lang}"
+        src, tgt = (folder / f"{source.prefix}.{language}" for language in (config.src_lang, config.tgt_lang))
+        return existing(src), existing(tgt)
     assert source.src is not None and source.tgt is not None  # Source allows nothing else
     return folder / source.src, folder / source.tgt
 
@@ -51,8 +63,9 @@ def describe(source: Source, config: DataConfig) -> str:
     """A source's name in messages."""
     if source.hf is not None:
         return f"{source.hf} {source.name or ''} {source.split}".replace("  ", " ")
-    if source.tsv is not None:
-        return str(Path(config.dir) / source.tsv)
+    file = source.tsv or source.jsonl or source.parquet
+    if file is not None:
+        return str(Path(config.dir) / file)
     return " + ".join(map(str, text_paths(source, config)))
 
 
@@ -80,26 +93,149 @@ def _read_text_pair(src_path: Path, tgt_path: Path, say: Say) -> Iterator[Chunk]
         say(f"warning: {warning}")
 
 
-def _read_tsv(path: Path, say: Say) -> Iterator[Chunk]:
+def _read_tsv(source: Source, config: DataConfig, say: Say) -> Iterator[Chunk]:
+    assert source.tsv is not None
+    path = Path(config.dir) / source.tsv
+    columns = int(source.src_field or 1), int(source.tgt_field or 2)
+
+    def pair(line: str) -> Pair:
+        fields = line.split("\t")
+        if len(fields) < 2:
+            raise ValueError("no TAB. A TSV line is source TAB target.")
+        if len(fields) < max(columns):
+            raise ValueError(f"{len(fields)} columns, but src_field or tgt_field is {max(columns)}.")
+        return fields[columns[0] - 1], fields[columns[1] - 1]
+
+    return _read_pairs(path, pair, say, MAX_LINE_BYTES)
+
+
+def _read_jsonl(source: Source, config: DataConfig, say: Say) -> Iterator[Chunk]:
+    assert source.jsonl is not None
+    path = Path(config.dir) / source.jsonl
+    src_names, tgt_names = _field_names(source, config)
+
+    def pair(line: str) -> Pair:
+        if len(line.encode()) >= _MAX_JSON_BYTES - 3:  # which may have been cut there, at a character
+            raise ValueError(f"longer than {_MAX_JSON_BYTES:,} bytes. Leave out fields that are no text.")
+        if not line.strip():
+            return "", ""
+        try:
+            record = json.loads(line)
+        except RecursionError:
+            raise ValueError("nested too deep. Leave out fields that are no text.") from None
+        except ValueError as error:
+            raise ValueError(f"no JSON ({error}). Mend or drop that line.") from None
+        if not isinstance(record, dict):
+            raise ValueError('no JSON object. Each line must be one, as {"en": …, "de": …}.')
+        return _json_text(record, src_names), _json_text(record, tgt_names)
+
+    return _read_pairs(path, pair, say, _MAX_JSON_BYTES)
+
+
+def _read_pairs(path: Path, pair: Callable[[str], Pair], say: Say, max_line_bytes: int) -> Iterator[Chunk]:
+    """A file that has a pair in each line; `pair` finds it there, or raises a ValueError that says what is wrong."""
     notes = LineNotes()
     with _open(path) as stream:
-        lines = enumerate(read_lines(stream, notes), start=1)
+        lines = enumerate(read_lines(stream, notes, max_line_bytes), start=1)
         while block := list(itertools.islice(lines, CHUNK_PAIRS)):
             src: list[str] = []
             tgt: list[str] = []
             for number, line in block:
-                fields = line.split("\t")
-                if len(fields) < 2:
-                    raise DataError(f"{path}, line {number}: no TAB. A TSV line is source TAB target.")
-                src.append(clean(fields[0]))
-                tgt.append(clean(fields[1]))
+                try:
+                    src_text, tgt_text = pair(line)
+                except ValueError as error:
+                    raise DataError(f"{path}, line {number}: {error}") from error
+                src.append(clean(src_text))
+                tgt.append(clean(tgt_text))
             yield src, tgt
     for warning in notes.warnings(str(path)):
         say(f"warning: {warning}")
 
 
+def _field_names(source: Source, config: DataConfig) -> list[list[str]]:
+    """By what names each side's text may go in JSON lines and parquet; the first that is there is it."""
+    sides = (source.src_field, config.src_lang), (source.tgt_field, config.tgt_lang)
+    return [[lang, f"translation.{lang}"] if field is None else [str(field)] for field, lang in sides]
+
+
+def _json_text(record: dict[str, Any], names: list[str]) -> str:
+    """The text of the first of these fields that is there; null is an empty one. Raises: ValueError."""
+    for name in names:
+        value: Any = record
+        for key in name.split("."):
+            if not isinstance(value, dict) or key not in value:
+                break
+            value = value[key]
+        else:
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"{name} is {_shown(value)} instead of text.")
+            return value or ""
+    raise ValueError(
+        f"no {' and no '.join(map(repr, names))} (it has: {_shown(', '.join(record))}). Name the fields that hold the "
+        f"texts with src_field = … and tgt_field = …"
+    )
+
+
+def _read_parquet(source: Source, config: DataConfig) -> Iterator[Chunk]:
+    assert source.parquet is not None
+    for path in _parquet_files(Path(config.dir) / source.parquet):
+        yield from _read_parquet_file(path, _field_names(source, config))
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    """The file, or those of a folder or a pattern, by name."""
+    found = [path]
+    if path.is_dir():
+        found = sorted(path.glob("*.parquet"))
+    elif any(sign in path.name for sign in "*?[") and not path.exists():
+        found = sorted(path.parent.glob(path.name))
+    if not found:
+        raise DataError(f"There is no parquet file {path}{'/*.parquet' if path.is_dir() else ''}.")
+    return found
+
+
+def _read_parquet_file(path: Path, names: list[list[str]]) -> Iterator[Chunk]:
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    total = 0
+    with _open(path) as stream:
+        try:
+            file = pa.parquet.ParquetFile(stream, buffer_size=_PARQUET_BUFFER_BYTES)
+            chosen = [_parquet_column(path, file.schema_arrow, of_side) for of_side in names]
+            for batch in file.iter_batches(CHUNK_PAIRS, columns=chosen):
+                sides = []
+                for name in chosen:
+                    first, *inner = name.split(".")
+                    column = batch.column(first)
+                    for key in inner:
+                        column = column.field(key)
+                    sides.append(_strings(column, f"{path}, column {name}", total))
+                total += len(batch)
+                yield sides[0], sides[1]
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(
+                f"{path} is no parquet file, or a damaged one; {total:,} rows could be read: {_shown(str(error), 300)}"
+            ) from error
+
+
+def _parquet_column(path: Path, schema: Any, names: list[str]) -> str:
+    """The first of these columns that is there. Raises: DataError."""
+    for name in names:
+        first, *inner = name.split(".")
+        kind: Any = schema.field(first).type if schema.names.count(first) == 1 else None
+        for key in inner:
+            kind = kind.field(key).type if getattr(kind, "names", None) and key in kind.names else None
+        if kind is not None:
+            return name
+    raise DataError(
+        f"{path} has no column {' and no '.join(map(repr, names))} (it has: {_shown(', '.join(schema.names))}). Name "
+        f"those that hold the texts with src_field = … and tgt_field = …"
+    )
+
+
 def _read_dataset(source: Source, config: DataConfig) -> Iterator[Chunk]:
-    dataset = _load_dataset(source, Path(config.dir))
+    dataset = _load_dataset(source, config)
     if source.column not in dataset.column_names:
         raise DataError(
             f"The data set {source.hf} has no column {source.column!r} (it has: {', '.join(dataset.column_names)}). "
@@ -138,10 +274,23 @@ def _strings(texts: Any, where: str, rows_before: int) -> list[str]:
         raise
 
 
-def _load_dataset(source: Source, folder: Path) -> Any:
+def go_offline() -> None:
+    """Never ask the network for data from here on. To be called before the libraries of Hugging Face are imported."""
+    os.environ.update(dict.fromkeys(_OFFLINE, "1"))
+
+
+def is_offline() -> bool:
+    """Whether the network is not to be asked, by `go_offline` or by whoever set these variables."""
+    return any(os.environ.get(name, "").upper() in ("1", "ON", "YES", "TRUE") for name in _OFFLINE)
+
+
+def _load_dataset(source: Source, config: DataConfig) -> Any:
     """`load_dataset` on a hub id or on a local folder laid out like a hub repository."""
+    if config.offline:
+        go_offline()
     import datasets
 
+    folder = Path(config.dir)
     assert source.hf is not None
     if not sys.stderr.isatty():
         datasets.disable_progress_bars()
@@ -155,10 +304,16 @@ def _load_dataset(source: Source, folder: Path) -> Any:
         cause = error.__cause__ or error  # which names the row, where its wrapper says only that there was an error
         raise DataError(
             f"Cannot load the data set {source.hf!r} (name {source.name!r}, split {source.split!r}): "
-            f"{str(cause).splitlines()[0] if str(cause) else type(cause).__name__} "
+            f"{_shown(str(cause).partition(chr(10))[0] or type(cause).__name__, 300).rstrip('.')}. "
             f"Without a network, give a local folder laid out like the hub's repository as hf = …, or text files as "
-            f"src = … and tgt = …"
+            f"src = … and tgt = …; --offline asks no network at all."
         ) from error
+
+
+def _shown(value: object, most: int = 80) -> str:
+    """Data in a message: short, and without what could drive a terminal."""
+    text = repr(value) if not isinstance(value, str) else repr(value)[1:-1]
+    return text if len(text) <= most else f"{text[:most]}…"
 
 
 def _open(path: Path) -> BinaryIO:

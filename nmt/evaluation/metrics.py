@@ -3,12 +3,15 @@
 import difflib
 import errno
 import re
+import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
+from nmt.data.sources import is_offline
 from nmt.errors import ConfigError, DataError, StorageError
 
 METRICS = ("bleu", "chrf", "ter")
@@ -101,7 +104,7 @@ def warn_if_tokenised(hypotheses: Sequence[str]) -> str | None:
 
 
 def load_test_set(name: str, langpair: str) -> TestSet:
-    """Load a test set such as "wmt14" and "en-de" from sacreBLEU's cache, downloading it first where needed.
+    """Load a test set such as "wmt14" and "en-de" from sacreBLEU's cache, downloading it where needed and allowed.
 
     Raises DataError where the set or the language pair is unknown, cannot be downloaded or is damaged,
     StorageError where the cache folder cannot be written.
@@ -120,6 +123,8 @@ def load_test_set(name: str, langpair: str) -> TestSet:
             f'The test set "{name}" has no language pair "{langpair}". Use one that it has '
             f"({', '.join(sorted(pairs))}), {local}."
         )
+    if is_offline():
+        urllib.request.install_opener(urllib.request.build_opener(_NoNetwork))
     cache = f"{utils.SACREBLEU_DIR} (sacreBLEU's cache: $SACREBLEU, else ~/.sacrebleu)"
     try:
         sources = _read_lines(utils.get_source_file(name, langpair))
@@ -142,6 +147,14 @@ def load_test_set(name: str, langpair: str) -> TestSet:
             f'"{name}" in {cache} and try again online, {local}.'
         ) from error
     return TestSet(name, langpair, sources, references)
+
+
+class _NoNetwork(urllib.request.BaseHandler):
+    """Answers every request for a URL, as sacreBLEU makes them, with an error."""
+
+    def default_open(self, request: urllib.request.Request) -> None:
+        """Called before anything is asked. Raises: URLError."""
+        raise URLError("the network is not to be asked (--offline)")
 
 
 def _metric(name: str, tgt_lang: str | None, tokenize: str | None, lowercase: bool) -> Any:

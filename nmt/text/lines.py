@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from nmt.errors import DataError, StorageError
+from nmt.text.archives import decompressed
 
 MAX_LINE_BYTES = 64 * 1024
 _SHOWN = 5  # line numbers in a warning
@@ -22,6 +23,7 @@ _BIDI_CONTROLS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]
 _CONTROLS: dict[int, str | None] = {
     **{code: None for code in [*range(0x20), *range(0x7F, 0xA0), *_BIDI_CONTROLS]},
     **{code: " " for code in _TO_SPACE},
+    **dict.fromkeys(range(0xD800, 0xE000), "\ufffd"),  # lone surrogates, which JSON can write, are no text
 }
 _INVISIBLE = frozenset("\u00ad\u200b\u200c\u200d\u200e\u200f\u2060\u2061\u2062\u2063\u2064\ufeff")
 
@@ -101,9 +103,13 @@ def open_stdin() -> BinaryIO:
 
 
 def open_text(path: Path) -> BinaryIO:
-    """Open a text file. Raises: DataError (no such file), StorageError (not allowed, broken disk)."""
+    """Open a text file, which may be compressed; a pipe is not looked into.
+
+    Raises: DataError (no such file, or as it is read: damaged), StorageError (not allowed, broken disk).
+    """
     try:
-        return path.open("rb")
+        stream = path.open("rb")
+        return decompressed(stream, path) if path.is_file() else stream
     except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
         raise DataError(f"Cannot read {path}: {error.strerror}.") from error
     except OSError as error:

@@ -6,6 +6,7 @@ from typing import Any
 from nmt.data.sources import count_lines
 from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, DataError
+from nmt.text.archives import plain_name
 
 # (pairs up to, layers, d_model, heads, d_ff, dropout, pieces, peak rate, updates of warm-up): small corpora want small,
 # strongly regularised models (Wu et al. 2021 for Multi30k), large ones the base of Vaswani et al. 2017.
@@ -65,7 +66,7 @@ def preset_for_files(src: Path, tgt: Path, device: str) -> dict[str, Any]:
 
 def _language(path: Path, side: str) -> str:
     """The language a file's ending names, as `train.de`."""
-    code = path.suffix.removeprefix(".")
+    code = Path(plain_name(path.name)).suffix.removeprefix(".")
     if 2 <= len(code) <= 3 and code.isalpha() and code != "txt":
         return code
     raise ConfigError(
