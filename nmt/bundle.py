@@ -90,6 +90,7 @@ class Bundle:
             raise BundleError(f"The model {folder} is damaged: {problem}.")
         config = _read_config(folder)
         tokenizer = _checked_tokenizer(folder, config)
+        _check_size(folder / "model.safetensors", config.model)
         with torch.device("meta"):
             model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
         _check_tensors(folder / "model.safetensors", model)
@@ -234,6 +235,7 @@ def _read_config(folder: Path) -> BundleConfig:
     path = folder / "config.json"
     try:
         tables = _parse_json(path.read_bytes())
+        json.dumps(tables, ensure_ascii=False).encode()  # no lone surrogates
         version = tables.get("format_version") if isinstance(tables, dict) else None
         if version != FORMAT_VERSION:
             raise BundleError(
@@ -263,6 +265,14 @@ def _checked_tokenizer(folder: Path, config: BundleConfig) -> Tokenizer:
             f"{config.src_vocab_size:,} and {config.tgt_vocab_size:,}: they are not of one model."
         )
     return tokenizer
+
+
+def _check_size(path: Path, shape: ModelConfig) -> None:
+    """Refuse a config of many more weights than there are bytes, without building its layers, which takes seconds."""
+    layers = shape.num_encoder_layers + shape.num_decoder_layers
+    fewest = 2 * layers * shape.d_model * (4 * shape.d_model + 2 * shape.d_ff)  # attention and feed-forward, 16 bits
+    if not path.is_file() or path.stat().st_size < fewest:
+        raise BundleError(f"{path} is no safetensors file of the {fewest:,} bytes that config.json asks for at least.")
 
 
 def _check_tensors(path: Path, model: Transformer) -> None:
