@@ -2,7 +2,8 @@
 
 `config.json` (languages, shapes, decode defaults, the recipe), `model.safetensors`, `tokenizer.model` or
 `tokenizer.src.model` + `tokenizer.tgt.model`, `manifest.json`. A checkpoint of a run is a bundle with training state
-beside it. Opening a bundle runs no code from it.
+beside it. Opening a bundle runs no code from it and trusts nothing in it: checked are, one after the other, its files'
+names, kinds and sizes, the sums of the manifest, config, tokenizer, names and shapes of tensors, and their numbers.
 """
 
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import load as deserialize_tensors
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -22,11 +24,21 @@ from nmt.config import DecodingConfig, ModelConfig, Section
 from nmt.errors import BundleError, ConfigError, StorageError
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import write_file
-from nmt.storage.manifest import damage
+from nmt.storage.manifest import MANIFEST, damage
+from nmt.text.spm_model import MAX_MODEL_BYTES
 from nmt.text.tokenizer import Tokenizer
 
 FORMAT_VERSION = 1
-_MAX_CONFIG_BYTES = 1 << 20
+# All that may lie in the folder of a bundle or a checkpoint, and the most bytes of what is read whole.
+_MOST_BYTES = {
+    "config.json": 1 << 20,
+    "tokenizer.model": MAX_MODEL_BYTES,
+    "tokenizer.src.model": MAX_MODEL_BYTES,
+    "tokenizer.tgt.model": MAX_MODEL_BYTES,
+    "state.json": 16 << 20,
+    **dict.fromkeys((MANIFEST, "README.md", "model.safetensors", "optimizer.safetensors"), 1 << 60),
+}
+_MAX_HEADER_BYTES = 4 << 20  # of a safetensors file
 _MOST_CHOICES = 5  # of a checkpoint of a run that is being trained
 _DTYPES = ("F32", "F16", "BF16")
 
@@ -72,11 +84,13 @@ class Bundle:
 
     @classmethod
     def _load_folder(cls, folder: Path, device: str | torch.device) -> "Bundle":
+        _check_files(folder)
         problem = damage(folder)
         if problem:
             raise BundleError(f"The model {folder} is damaged: {problem}.")
         config = _read_config(folder)
         tokenizer = _checked_tokenizer(folder, config)
+        _check_size(folder / "model.safetensors", config.model)
         with torch.device("meta"):
             model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
         _check_tensors(folder / "model.safetensors", model)
@@ -120,12 +134,24 @@ def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, st
         ) from error
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file. Raises: BundleError."""
+    try:
+        tensors: dict[str, Tensor] = deserialize_tensors(path.read_bytes())
+    except SafetensorError as error:
+        raise BundleError(f"{path} is no safetensors file: {error}.") from error
+    return tensors
+
+
 def load_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
     """Copy the tensors of `weights_of` into a model of the same shape; tied ones follow. Raises: BundleError."""
     different = weights.keys() ^ dict(model.named_parameters()).keys()
     if different:
         raise BundleError(f"These weights are of another model: they differ in {', '.join(sorted(different)[:5])}.")
-    model.load_state_dict(weights, strict=False)  # not strict: names of tied parameters are absent
+    try:
+        model.load_state_dict(weights, strict=False)  # not strict: names of tied parameters are absent
+    except RuntimeError as error:
+        raise BundleError(f"These weights are of another model: {error}") from error
 
 
 def fill(model: Transformer, weights: Mapping[str, Tensor]) -> None:
@@ -146,6 +172,7 @@ def find_bundle(path: Path) -> Path:
         return path / "bundle"
     checkpoints = [c for c in list_checkpoints(path) if damage(c, hashes=False) is None]
     if checkpoints:
+        _check_files(checkpoints[-1])
         try:
             best = int(json.loads((checkpoints[-1] / "state.json").read_bytes())["best_update"])
         except (ValueError, KeyError, TypeError, RecursionError) as error:
@@ -182,12 +209,33 @@ def list_checkpoints(run: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.removeprefix("ckpt-")))
 
 
+def _check_files(folder: Path) -> None:
+    """Refuse what is no file of a bundle before any is opened; a link to one is one. Raises: BundleError."""
+    for path in sorted(folder.iterdir()):
+        if path.name not in _MOST_BYTES:
+            raise BundleError(f"{folder} holds {path.name}, which is no file of a model of nmt: move it elsewhere.")
+        if not path.is_file():
+            raise BundleError(f"{path} is no regular file, so no file of a model.")
+        if path.stat().st_size > (most := _MOST_BYTES[path.name]):
+            raise BundleError(f"{path} is larger than {most:,} bytes: it is no {path.name} of nmt.")
+
+
+def _parse_json(text: bytes) -> Any:
+    """JSON without a key that is there twice, of which every reader takes another. Raises: ValueError."""
+
+    def table(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        if len(keys := dict(pairs)) < len(pairs):
+            raise ValueError("a key is there twice")
+        return keys
+
+    return json.loads(text, object_pairs_hook=table)
+
+
 def _read_config(folder: Path) -> BundleConfig:
     path = folder / "config.json"
-    if path.stat().st_size > _MAX_CONFIG_BYTES:
-        raise BundleError(f"{path} is larger than {_MAX_CONFIG_BYTES:,} bytes: it is no config of nmt.")
     try:
-        tables = json.loads(path.read_bytes())
+        tables = _parse_json(path.read_bytes())
+        json.dumps(tables, ensure_ascii=False).encode()  # no lone surrogates
         version = tables.get("format_version") if isinstance(tables, dict) else None
         if version != FORMAT_VERSION:
             raise BundleError(
@@ -199,7 +247,7 @@ def _read_config(folder: Path) -> BundleConfig:
         key = ".".join(map(str, first["loc"]))
         raise BundleError(f"{path} is not a valid model config: {key}: {first['msg']}.") from None
     except (ValueError, RecursionError) as error:
-        raise BundleError(f"{path} is not valid JSON.") from error
+        raise BundleError(f"{path} is not valid JSON: {error}.") from error
     if config.model.tied_embeddings == "all" and config.src_vocab_size != config.tgt_vocab_size:
         raise BundleError(
             f'{path} is not a valid model config: tied_embeddings = "all" with {config.src_vocab_size:,} source and '
@@ -219,15 +267,28 @@ def _checked_tokenizer(folder: Path, config: BundleConfig) -> Tokenizer:
     return tokenizer
 
 
+def _check_size(path: Path, shape: ModelConfig) -> None:
+    """Refuse a config of many more weights than there are bytes, without building its layers, which takes seconds."""
+    layers = shape.num_encoder_layers + shape.num_decoder_layers
+    fewest = 2 * layers * shape.d_model * (4 * shape.d_model + 2 * shape.d_ff)  # attention and feed-forward, 16 bits
+    if not path.is_file() or path.stat().st_size < fewest:
+        raise BundleError(f"{path} is no safetensors file of the {fewest:,} bytes that config.json asks for at least.")
+
+
 def _check_tensors(path: Path, model: Transformer) -> None:
     """Compare names and shapes with those that the config asks for, reading the header alone."""
     wanted = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     try:
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+            if size > _MAX_HEADER_BYTES:
+                raise ValueError(f"its header is longer than {_MAX_HEADER_BYTES:,} bytes")
+            _parse_json(file.read(size))
         with safe_open(path, framework="pt") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 # no mapping
             found = {name: tensor.get_shape() for name, tensor in slices.items()}
             dtypes = {name: tensor.get_dtype() for name, tensor in slices.items()}
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, ValueError, RecursionError) as error:
         raise BundleError(f"{path} is no safetensors file: {error}.") from error
     for name in sorted(wanted.keys() | found.keys()):
         if wanted.get(name) != found.get(name):

@@ -193,7 +193,7 @@ def test_a_huge_model_is_refused_before_it_is_allocated(folder: Path) -> None:
     """8192 wide, 65536 inside, 128 + 128 layers: 400 billion parameters, which would not fit this machine."""
     huge = {"d_model": 8192, "d_ff": 65536, "num_encoder_layers": 128, "num_decoder_layers": 128}
     edit_config(folder, lambda tables: tables["model"].update(huge))
-    with pytest.raises(BundleError, match=r"tensor decoder\.0\.\S+ has shape \[32\], config.json asks for \[16384\]"):
+    with pytest.raises(BundleError, match=r"model\.safetensors is no .* of the 687,194,767,360 bytes that config"):
         Bundle.load(folder)
 
 
@@ -206,7 +206,7 @@ def test_a_huge_model_is_refused_before_it_is_allocated(folder: Path) -> None:
         (lambda t: t.update(extra=torch.zeros(2)), r"extra has shape \[2\], config.json asks for none"),
         (lambda t: t["encoder_norm.bias"].fill_(torch.nan), "encoder_norm.bias holds NaN or infinity"),
         (lambda t: t["encoder_norm.bias"][3:4].fill_(-torch.inf), "encoder_norm.bias holds NaN or infinity"),
-        (lambda t: t.clear(), "has shape none"),
+        (lambda t: t.clear(), "bytes that config.json asks for at least"),
     ],
 )
 def test_tensors_of_another_model(folder: Path, change: Callable[[dict[str, torch.Tensor]], object], said: str) -> None:

@@ -14,6 +14,8 @@ from nmt.errors import Interrupted, NmtError
 # click's class: the package's own, or the copy that newer versions of typer carry.
 _ClickException: Any = next(base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException")
 
+_LONGEST_MESSAGE = 10_000
+
 
 def main() -> None:
     """Run the command line and exit with the documented code.
@@ -61,5 +63,10 @@ def _report(message: str, code: int, debug: bool) -> int:
     with suppress(OSError):  # a full or closed stderr must not change the exit code
         if debug:
             traceback.print_exc()
-        print(f"nmt: {message}", file=sys.stderr, flush=True)
+        print(f"nmt: {_printable(message[:_LONGEST_MESSAGE])}", file=sys.stderr, flush=True)
     return code
+
+
+def _printable(text: str) -> str:
+    """A name that a file chose must not drive the terminal: what is no printable character is shown as its escape."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text)

@@ -22,6 +22,7 @@ from nmt.text.tokenizer import SpecialIds, Tokenizer
 
 _TIED = ("lm_head.weight", "model.encoder.embed_tokens.weight", "model.decoder.embed_tokens.weight")
 _COMPUTED = ("model.encoder.embed_positions.weight", "model.decoder.embed_positions.weight")
+_MAX_JSON_BYTES = 64 << 20
 # Of generation_config.json, and the values that do nothing.
 _NOT_TAKEN_ALONG = {
     "do_sample": False,
@@ -79,6 +80,8 @@ def _read_json(folder: Path, name: str, *, needed: bool = True) -> dict[str, Any
     if not needed and not path.exists():
         return {}
     try:
+        if path.exists() and (not path.is_file() or path.stat().st_size > _MAX_JSON_BYTES):
+            raise BundleError(f"{path} is no regular file of at most {_MAX_JSON_BYTES:,} bytes.")
         table = json.loads(path.read_bytes())
         json.dumps(table, ensure_ascii=False).encode()  # no lone surrogates
     except OSError as error:

@@ -1,19 +1,18 @@
 """Number the pieces of a SentencePiece model anew.
 
 Marian models name a piece's id in a vocabulary file of their own; here a piece's id is its place in the SentencePiece
-model. The model is a protocol buffer, whose wire format is simple enough to be taken apart without that library: of
-`ModelProto` only the list of pieces (field 1) is replaced, and what of `TrainerSpec` (field 2) names the control pieces
-is added at the end, because the last value of a field counts.
+model. The model is a protocol buffer: of `ModelProto` only the list of pieces (field 1) is replaced, and what of
+`TrainerSpec` (field 2) names the control pieces is added at the end, because the last value of a field counts.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import sentencepiece as spm
-
-from nmt.errors import BundleError
+from nmt.errors import BundleError, ConfigError
+from nmt.text.protobuf import bytes_field, fields, varint
+from nmt.text.spm_model import open_model, read_model
 from nmt.text.tokenizer import SpecialIds
 
 _PIECES, _TRAINER_SPEC, _SELF_TEST_DATA = 1, 2, 4  # fields of ModelProto
@@ -37,12 +36,10 @@ class Pieces:
     def read(cls, path: Path) -> "Pieces":
         """Raises: BundleError (missing, no SentencePiece model)."""
         try:
-            proto = path.read_bytes()
-            spm.SentencePieceProcessor(model_proto=proto)
-            pieces = [_parse_piece(content) for field, _, content in _fields(proto) if field == _PIECES]
-            if not pieces:  # SentencePiece itself takes an empty file for a model
-                raise ValueError("it holds no pieces")
-        except (RuntimeError, OSError, ValueError, IndexError) as error:
+            proto = read_model(path)
+            open_model(proto)
+            pieces = [_parse_piece(content) for field, _, content in fields(proto) if field == _PIECES]
+        except (ConfigError, BundleError, ValueError) as error:
             raise BundleError(f"{path} cannot be read as a SentencePiece model: {error}.") from error
         return cls(proto, {p: (score, kind) for p, score, kind in pieces if kind in (_NORMAL, _USER_DEFINED, _BYTE)})
 
@@ -64,73 +61,41 @@ def renumber(model: Pieces, pieces: Sequence[str], special: SpecialIds, *, forei
             kind = _UNKNOWN
         elif number in (special.pad, special.bos, special.eos):
             kind = _CONTROL
-        body = _bytes_field(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + _varint(kind)
-        output.append(_bytes_field(_PIECES, body))
-    output += [raw for field, raw, _ in _fields(model.proto) if field not in (_PIECES, _SELF_TEST_DATA)]
+        body = bytes_field(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind)
+        output.append(bytes_field(_PIECES, body))
+    output += [raw for field, raw, _ in fields(model.proto) if field not in (_PIECES, _SELF_TEST_DATA)]
     names = b""
     for name, (id_field, piece_field) in _IDS.items():
         number = getattr(special, name)
-        names += _varint(id_field << 3) + _varint(number) + _bytes_field(piece_field, pieces[number].encode())
-    return b"".join(output) + _bytes_field(_TRAINER_SPEC, names)
+        names += varint(id_field << 3) + varint(number) + bytes_field(piece_field, pieces[number].encode())
+    return b"".join(output) + bytes_field(_TRAINER_SPEC, names)
 
 
 def without_foreign(proto: bytes, special: SpecialIds) -> bytes:
     """A model of `renumber` without the pieces that are not its own, so with other numbers; any other as it is."""
-    output, number = [], 0
+    output, number, dropped, ids = [], 0, 0, b""
     control = (special.pad, special.unk, special.bos, special.eos)
-    for field, raw, content in _fields(proto):
+    for field, raw, content in fields(proto):
         if field == _PIECES:
             foreign = number not in control and _parse_piece(content)[2] in (FOREIGN_HIDDEN, FOREIGN_SHOWN)
+            for name, (id_field, _) in _IDS.items():
+                if number == getattr(special, name):
+                    ids += varint(id_field << 3) + varint(number - dropped)
             number += 1
             if foreign:
+                dropped += 1
                 continue
         output.append(raw)
-    return b"".join(output)
+    return b"".join(output) + bytes_field(_TRAINER_SPEC, ids) if dropped else proto
 
 
-def _parse_piece(content: bytes) -> tuple[str, float, int]:
+def _parse_piece(content: int | bytes) -> tuple[str, float, int]:
     """Text, score and type of a SentencePiece message. Raises: ValueError."""
-    piece, score, kind, at = "", 0.0, _NORMAL, 0
-    while at < len(content):
-        tag, at = _read_varint(content, at)
-        if tag == 0x0A:
-            length, at = _read_varint(content, at)
-            piece, at = content[at : at + length].decode(), at + length
-        elif tag == 0x15:
-            (score,), at = struct.unpack_from("<f", content, at), at + 4
-        elif tag == 0x18:
-            kind, at = _read_varint(content, at)
-        else:
-            raise ValueError(f"a piece has the unknown tag {tag}")
-    return piece, score, kind
-
-
-def _fields(proto: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """The fields of ModelProto, messages all: number, raw bytes, content. Raises: ValueError."""
-    at = 0
-    while at < len(proto):
-        start = at
-        tag, at = _read_varint(proto, at)
-        if tag & 7 != 2:
-            raise ValueError(f"the unknown tag {tag}")
-        length, at = _read_varint(proto, at)
-        yield tag >> 3, proto[start : at + length], proto[at : at + length]
-        at += length
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, lowest first, and where the next field begins."""
-    value = shift = 0
-    while data[at] & 0x80:
-        value |= (data[at] & 0x7F) << shift
-        shift, at = shift + 7, at + 1
-    return value | data[at] << shift, at + 1
-
-
-def _varint(value: int) -> bytes:
-    low, rest = value & 0x7F, value >> 7
-    return bytes([low | 0x80]) + _varint(rest) if rest else bytes([low])
-
-
-def _bytes_field(field: int, content: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(content)) + content
+    found: dict[int, int | bytes] = {1: b"", 2: b"\0\0\0\0", 3: _NORMAL}
+    for number, _, value in fields(content) if isinstance(content, bytes) else ():
+        if number not in found or type(value) is not type(found[number]):
+            raise ValueError(f"a piece has the unknown field {number}")
+        found[number] = value
+    text, score, kind = found.values()
+    assert isinstance(text, bytes) and isinstance(score, bytes) and isinstance(kind, int)
+    return text.decode(), struct.unpack("<f", score)[0], kind

@@ -28,7 +28,8 @@ def manifest_of(folder: Path) -> bytes:
 def damage(folder: Path, *, hashes: bool = True) -> str | None:
     """What is wrong with a folder by its manifest, or None if it is whole.
 
-    Every file must be listed, a README.md that somebody added excepted, and nothing but regular files is opened. With
+    Every file must be listed, a README.md that somebody added excepted. Nothing but regular files inside the folder is
+    opened; a link to one counts as one, since its bytes must be those listed (caches of models are made of links). With
     `hashes=False` only names and sizes are compared, which does not read the files. Raises: StorageError (not ours to
     read, which is no damage).
     """
@@ -51,17 +52,17 @@ def _problem(folder: Path, hashes: bool) -> str | None:
     version, entries = tables["format_version"], tables["files"]
     if version != FORMAT_VERSION:
         return f"{MANIFEST} has format_version {version!r}, this nmt reads {FORMAT_VERSION}"
+    found = {path.relative_to(folder).as_posix(): path for path in folder.rglob("*") if not path.is_dir()}
     for name, entry in entries.items():
-        path = folder / name
-        if not path.is_file():
+        path = found.get(name)  # not `folder / name`, which may lead out of the folder
+        if path is None or not path.is_file():
             return f"{name} is missing"
         if path.stat().st_size != entry["bytes"]:
             return f"{name} has {path.stat().st_size} bytes, its manifest says {entry['bytes']}"
         if hashes and file_sha256(path) != entry["sha256"]:
             return f"{name} was changed: its sha256 is not the manifest's"
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if not path.is_dir() and name not in (*entries, MANIFEST, "README.md"):
+    for name in found:
+        if name not in (*entries, MANIFEST, "README.md"):
             return f"{name} is not in its manifest"
     if content != _encode(entries):  # so that no change of the manifest itself passes, not even of white space
         return f"{MANIFEST} was changed: nmt would write it otherwise"

@@ -7,13 +7,14 @@ and have no BOS and no padding.
 import hashlib
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import sentencepiece as spm
 
 from nmt.config import TokenizerConfig
-from nmt.errors import BundleError, ConfigError, DataError
+from nmt.errors import BundleError, DataError
+from nmt.text.spm_model import moved_pieces, open_model, read_model
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the tokenizers trained here; other code asks the Tokenizer
 
@@ -86,13 +87,7 @@ class Tokenizer:
     @classmethod
     def from_files(cls, src_model: Path, tgt_model: Path | None = None) -> "Tokenizer":
         """Load from SentencePiece files. Raises: ConfigError (no such file), BundleError (not a model)."""
-        models = []
-        for path in [src_model] + ([tgt_model] if tgt_model else []):
-            try:
-                models.append(path.read_bytes())
-            except OSError as error:
-                raise ConfigError(f"Cannot read the tokenizer {path}: {error.strerror}.") from error
-        return cls(*models)
+        return cls(*map(read_model, [src_model] + ([tgt_model] if tgt_model else [])))
 
     @property
     def joint(self) -> bool:
@@ -150,16 +145,15 @@ def _special_ids(processor: spm.SentencePieceProcessor) -> SpecialIds:
 
 
 def _load_processor(model: bytes) -> spm.SentencePieceProcessor:
-    try:
-        processor = spm.SentencePieceProcessor(model_proto=model)
-    except (RuntimeError, OSError) as error:
-        raise BundleError("The tokenizer is not a SentencePiece model.") from error
+    processor = open_model(model)
     missing = [name for name in ("pad", "unk", "bos", "eos") if getattr(processor, f"{name}_id")() < 0]
     if missing:
         raise BundleError(
             f"The tokenizer has no {', '.join(missing)} piece. Train SentencePiece with pad_id={PAD}, unk_id={UNK}, "
             f"bos_id={BOS}, eos_id={EOS}, or let nmt train it."
         )
+    if moved := moved_pieces(model, asdict(_special_ids(processor))):
+        raise BundleError(f"The tokenizer contradicts itself: {moved}.")
     return processor
 
 

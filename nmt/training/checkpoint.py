@@ -16,10 +16,9 @@ from typing import Annotated
 
 import torch
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
-from safetensors.torch import load as deserialize_tensors
 from torch import Tensor, nn
 
-from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights, weights_of, write_tensors
+from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights, read_tensors, weights_of, write_tensors
 from nmt.errors import BundleError, NmtError
 from nmt.model.transformer import Transformer
 from nmt.storage.atomic import atomic_folder, remove_folder, write_file
@@ -182,12 +181,14 @@ def load_state(folder: Path) -> TrainState:
 def restore(folder: Path, model: Transformer, optimizer: torch.optim.AdamW) -> TrainState:
     """Put a checkpoint's weights and moments into `model` and `optimizer`."""
     device = next(model.parameters()).device
-    weights = deserialize_tensors((folder / "model.safetensors").read_bytes())
+    weights = read_tensors(folder / "model.safetensors")
     parameters = dict(model.named_parameters())
     load_weights(model, {name: laid_out_like(tensor, parameters.get(name)) for name, tensor in weights.items()})
-    moments = deserialize_tensors((folder / "optimizer.safetensors").read_bytes())
+    moments = read_tensors(folder / "optimizer.safetensors")
     for name, parameter in parameters.items():
         keys = [key for key in ("step", "exp_avg", "exp_avg_sq") if f"{name}.{key}" in moments]
+        if any(moments[f"{name}.{key}"].shape not in ((), parameter.shape) for key in keys):
+            raise BundleError(f"{folder / 'optimizer.safetensors'} is of another model: the moments of {name}.")
         cut = {key: _cut(moments[f"{name}.{key}"], parameter) for key in keys}
         optimizer.state[parameter] = {key: moment.to(device) for key, moment in cut.items()}
     return load_state(folder)
@@ -225,7 +226,7 @@ def average(folders: Sequence[Path]) -> dict[str, Tensor]:
     """The mean of the checkpoints' weights, taken in float64: as in Vaswani et al. 2017, section 6.1."""
     total: dict[str, Tensor] = {}
     for folder in folders:
-        for name, tensor in deserialize_tensors((folder / "model.safetensors").read_bytes()).items():
+        for name, tensor in read_tensors(folder / "model.safetensors").items():
             total[name] = tensor.double() + total[name] if name in total else tensor.double()
     return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
 
