@@ -65,6 +65,10 @@ BatchRows = Annotated[int | None, typer.Option(min=1, help="Lines times beam dec
 Output = Annotated[
     Path | None, typer.Option("-o", "--output", help="Write there, all at once when it is complete. [stdout]")
 ]
+Protect = Annotated[
+    bool,
+    typer.Option("--protect", help="Keep placeholders, tags, entities, URLs and e-mail addresses as they are."),
+]
 
 BeamSize = Annotated[int | None, _decoding("-b", "--beam-size", help="Prefixes kept by beam search; 1 is greedy.")]
 NBest = Annotated[int | None, _decoding("--n-best", help="Translations a line (--format jsonl).")]

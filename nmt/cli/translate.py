@@ -1,7 +1,7 @@
 """`nmt translate`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +11,7 @@ from nmt.cli import options, streams
 from nmt.cli.options import Format
 from nmt.cli.turns import Turns
 from nmt.errors import ConfigError
-from nmt.text.lines import MAX_LINE_BYTES, is_blank
+from nmt.text.lines import MAX_LINE_BYTES, Numbers, is_blank
 
 if TYPE_CHECKING:
     from nmt.decoding.translator import Translation, Translator
@@ -27,12 +27,14 @@ class _Request:
         prefix: what the translation must begin with.
         fields: of a line of JSON; None of any other, and of a blank one.
         error: why the line cannot be translated.
+        number: of the line, from 1.
     """
 
     text: str = ""
     prefix: str = ""
     fields: dict[str, Any] | None = None
     error: str = ""
+    number: int = 0
 
 
 def translate(
@@ -46,6 +48,7 @@ def translate(
     format: Annotated[
         Format, typer.Option(help='jsonl: objects with "text" (and "prefix") in; the same with their translation out.')
     ] = Format.text,
+    protect: options.Protect = False,
     line_buffered: Annotated[
         bool, typer.Option("--line-buffered", help="Answer each line before the next is read; slower.")
     ] = False,
@@ -82,6 +85,47 @@ def translate(
     end), "token_log_probs" and, with several, "n_best"; fields of these names are overwritten, all others kept. A line
     that is no such object gets an "error" instead, and the exit code is 3.
     """
+    _refuse_contradictions(format, n_best, prefix, protect)
+    source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
+    prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
+    requests = _requests(source, prefixes, format)
+    if protect:
+        requests = (_to_protect(request, number) for number, request in enumerate(requests, start=1))
+    read = [source, *([prefixes] if prefixes else [])]
+    turns = Turns(any(each.live for each in read), line_buffered)
+    tells_lost, quiet = not quiet, quiet or not turns.first  # each process tells of its own lines
+    bad, overflows, lost = streams.BadLines(source.name, quiet), streams.Overflows(), Numbers()
+    with streams.results_to(turns.output(output)) as out:
+        translator = options.open_translator(context)
+        if protect:
+            from nmt.decoding.protected import ProtectingTranslator
+
+            protecting = ProtectingTranslator(translator)
+
+        def find(window: list[_Request]) -> "list[Translation]":
+            if protect:
+                return protecting.translations([r.text for r in window])
+            return translator.translations([r.text for r in window], [r.prefix for r in window])
+
+        def answer(request: _Request, translation: "Translation") -> str:
+            overflows.look(translation.hypotheses)
+            if translation.protected == "lost":
+                lost.add(request.number)
+            return _answer(request, translation, translator, format, protect)
+
+        streams.answer(requests, out, bad, find, answer, turns, line_buffered=line_buffered)
+    if lost.count and tells_lost:
+        streams.say(f"warning: {source.name}: {lost} lost placeholders, tags or addresses, or have them in disorder.")
+    for each in read:
+        each.warn(quiet)
+    overflows.check()
+    bad.check()
+    for each in read:
+        each.check(strict)
+
+
+def _refuse_contradictions(format: Format, n_best: int | None, prefix: Path | None, protect: bool) -> None:
+    """Raises: ConfigError, for options that do not go together."""
     if format is Format.text and n_best is not None and n_best > 1:
         raise ConfigError(
             f"--n-best {n_best} needs --format jsonl: text has one line for each line. Each line of input is then an "
@@ -89,35 +133,8 @@ def translate(
         )
     if format is Format.jsonl and prefix is not None:
         raise ConfigError('--prefix goes with text; with --format jsonl give each object a field "prefix".')
-    source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
-    prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
-    requests = _requests(source, prefixes, format)
-    read = [source, *([prefixes] if prefixes else [])]
-    turns = Turns(any(each.live for each in read), line_buffered)
-    quiet = quiet or not turns.first
-    bad, overflows = streams.BadLines(source.name, quiet), streams.Overflows()
-    with streams.results_to(turns.output(output)) as out:
-        translator = options.open_translator(context)
-
-        def answer(request: _Request, translation: "Translation") -> str:
-            overflows.look(translation.hypotheses)
-            return _answer(request, translation, translator, format)
-
-        streams.answer(
-            requests,
-            out,
-            bad,
-            lambda window: translator.translations([r.text for r in window], [r.prefix for r in window]),
-            answer,
-            turns,
-            line_buffered=line_buffered,
-        )
-    for each in read:
-        each.warn(quiet)
-    overflows.check()
-    bad.check()
-    for each in read:
-        each.check(strict)
+    if protect and prefix is not None:
+        raise ConfigError("--protect does not go with --prefix: what is forced cannot be moved. Leave one of them out.")
 
 
 def _requests(source: streams.Source, prefixes: streams.Source | None, format: Format) -> Iterator[_Request]:
@@ -127,6 +144,12 @@ def _requests(source: streams.Source, prefixes: streams.Source | None, format: F
     if prefixes is None:
         return map(_Request, source.lines)
     return (_Request(*pair) for pair in streams.in_step(source, prefixes))
+
+
+def _to_protect(request: _Request, number: int) -> _Request:
+    if request.prefix:
+        return replace(request, error='"prefix" does not go with --protect', number=number)
+    return replace(request, number=number)
 
 
 def _parsed(line: str) -> _Request:
@@ -144,7 +167,9 @@ def _parsed(line: str) -> _Request:
     return _Request(text, prefix, fields)
 
 
-def _answer(request: _Request, translation: "Translation", translator: "Translator", format: Format) -> str:
+def _answer(
+    request: _Request, translation: "Translation", translator: "Translator", format: Format, protect: bool
+) -> str:
     """The line that answers a line."""
     if request.error:
         return streams.to_json({**(request.fields or {}), "error": request.error})
@@ -153,6 +178,8 @@ def _answer(request: _Request, translation: "Translation", translator: "Translat
     tokenizer = translator.bundle.tokenizer
     n_best = [{"translation": translator.text(h), **streams.facts(h, tokenizer)} for h in translation.hypotheses]
     best = n_best[0] if n_best else {"translation": "", **streams.facts(None, tokenizer)}
+    if protect:
+        best |= {"translation": translation.text, "protected": translation.protected}
     several = {"n_best": n_best} if translator.decoding.n_best > 1 else {}
     own = {key: value for key, value in request.fields.items() if key not in ("error", "n_best")}  # of an earlier run
     return streams.to_json({**own, **best, **several})

@@ -47,10 +47,13 @@ class Translation:
     Attributes:
         text: the best hypothesis, without control characters.
         hypotheses: the n_best, best first.
+        protected: what became of the placeholders and tags of a line that has some, if a `ProtectingTranslator` was
+            asked: copied, masked, placed or lost. `text` then has them, the hypotheses are as the model wrote them.
     """
 
     text: str = ""
     hypotheses: tuple[Hypothesis, ...] = ()
+    protected: str | None = None
 
 
 class Translator:
@@ -124,6 +127,11 @@ class Translator:
             keep_freed_pages()
         prepare(bundle.model, chosen, has_fixed_rows(chosen, deterministic))
         return bundle
+
+    @property
+    def models(self) -> Sequence[Transformer]:
+        """Those that translate together."""
+        return self._models
 
     def translate(self, lines: Iterable[str], before_batch: Callable[[], None] = lambda: None) -> list[str]:
         """Translate each line; as many come out as went in. A blank line stays blank and never meets the model.

@@ -1,0 +1,163 @@
+"""Translation that carries over placeholders, tags, entities, URLs and e-mail addresses to the byte, by any model.
+
+Each line is tried in turn as it is, with stand-ins that models copy, and bare, and then its items are put back where
+the model's attention says. The first way that keeps every item is taken; a line that none keeps is flagged.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nmt.decoding.attention import forced_attention
+from nmt.decoding.search import Hypothesis
+from nmt.decoding.translator import Translation, Translator
+from nmt.errors import ConfigError
+from nmt.text.lines import clean
+from nmt.text.placing import Placer, align_units, anchor, in_proportion, keep_order, piece_ranges, put_back, units_of
+from nmt.text.protect import Bare, Item, drop_items, find_items, peel, put_in, same_items, take_out, without_items
+
+
+class Way(StrEnum):
+    """What became of a line's items.
+
+    Attributes:
+        copied: the model wrote them, or they stood at the line's ends.
+        masked: the model wrote something in their place.
+        placed: some of them went where the model's attention says.
+        lost: not all of them came out, once each and with tags nested as in the source.
+    """
+
+    copied = "copied"
+    masked = "masked"
+    placed = "placed"
+    lost = "lost"
+
+
+# What stands in for items, in the order in which they are tried: models copy them, and do not group three digits.
+_FAMILIES = (
+    tuple(str(number) for number in range(211, 1000, 7)),
+    tuple(f"{letter}{number}" for number in range(1, 10) for letter in "XQZKW"),
+)
+_LETTER = re.compile(r"[^\W\d_]")
+
+
+class _Line:
+    """A line with items, on its way.
+
+    Attributes:
+        text: what the model is asked, without the marks and tags at the line's ends; empty if there is nothing to ask.
+        items: those in `text`.
+        best: the translation so far.
+    """
+
+    def __init__(self, line: str, items: Sequence[Item]) -> None:
+        self._all_items = items
+        start, end = peel(line, items)
+        self._head, self.text, self._tail = line[:start], line[start:end], line[end:]
+        self.items = find_items(self.text)
+        self.best = Translation(line, (), Way.lost)
+        if not _LETTER.search(without_items(line)):
+            self.text = ""
+            self.best = Translation(line, (), Way.copied)
+
+    @property
+    def open(self) -> bool:
+        """Whether a way is still to be found."""
+        return self.best.protected is Way.lost
+
+    def take(self, text: str, hypotheses: tuple[Hypothesis, ...], way: Way) -> None:
+        """Take the first translation, and then one that has all items."""
+        whole = self._head + text + self._tail
+        if same_items(self._all_items, find_items(whole)):
+            self.best = Translation(whole, hypotheses, way)
+        elif not self.best.hypotheses:
+            self.best = Translation(whole, hypotheses, Way.lost)
+
+
+class ProtectingTranslator:
+    """Translates lines with a Translator and carries their items over.
+
+    Raises: ConfigError, if several translations a line are wanted.
+    """
+
+    def __init__(self, translator: Translator) -> None:
+        if translator.decoding.n_best > 1:
+            raise ConfigError(
+                f"--protect gives one translation a line, but n_best is {translator.decoding.n_best}: leave out "
+                f"--protect, or give --n-best 1."
+            )
+        self._translator = translator
+
+    def translations(self, lines: Iterable[str]) -> list[Translation]:
+        """See `Translator.translations`; `Translation.protected` is a Way."""
+        cleaned = [clean(line) for line in lines]
+        found_items = [find_items(line) for line in cleaned]
+        lines_of = {place: _Line(cleaned[place], items) for place, items in enumerate(found_items) if items}
+        asked = [lines_of[place].text if place in lines_of else line for place, line in enumerate(cleaned)]
+        plain = self._translator.translations(asked)
+        for place, line in lines_of.items():
+            if line.open:
+                line.take(plain[place].text, plain[place].hypotheses, Way.copied)
+        for codes in (*_FAMILIES, ()):
+            self._try([line for line in lines_of.values() if line.open], codes)
+        return [lines_of[place].best if place in lines_of else found for place, found in enumerate(plain)]
+
+    def _try(self, lines: Sequence[_Line], codes: Sequence[str]) -> None:
+        """Translate lines with codes in place of words, or bare, and put the items back."""
+        tried = [(line, bare) for line in lines if (bare := _bare(line, codes))]
+        found = self._translator.translations([bare.text for _, bare in tried])
+        texts = [drop_items(each.text) for each in found]  # such as the source does not have
+        to_place = [place for place, (_, bare) in enumerate(tried) if bare.taken and texts[place]]
+        aligned = dict(zip(to_place, self._align([(tried[p][1].text, texts[p]) for p in to_place]), strict=True))
+        for place, ((line, bare), each) in enumerate(zip(tried, found, strict=True)):
+            way = Way.placed if bare.taken else Way.masked if codes else Way.copied
+            ways = _placed(bare, texts[place], aligned[place]) if place in aligned else [texts[place]]
+            for text in ways:
+                whole = put_in(text, bare.stand_ins)
+                if line.open and whole:
+                    line.take(whole, each.hypotheses, way)
+
+    def _align(self, pairs: Sequence[tuple[str, str]]) -> list[NDArray[np.int64]]:
+        """The source unit of each target unit, see `units_of`; nothing where a side has none."""
+        tokenizer = self._translator.bundle.tokenizer
+        src_ids = tokenizer.encode_src([src for src, _ in pairs])
+        tgt_ids = tokenizer.encode_tgt([tgt for _, tgt in pairs])
+        attention = forced_attention(
+            self._translator.models, tokenizer.special, list(zip(src_ids, tgt_ids, strict=True))
+        )
+        aligned = []
+        for (src, tgt), src_of, tgt_of, weights in zip(pairs, src_ids, tgt_ids, attention, strict=True):
+            src_units, tgt_units = units_of(src), units_of(tgt)
+            if not src_units or not tgt_units:
+                aligned.append(np.zeros(0, dtype=np.int64))
+                continue
+            if weights is None:
+                units = in_proportion(len(tgt_units), len(src_units))
+            else:
+                src_ranges = piece_ranges(src, tokenizer.src_pieces(src_of[:-1]), src_units)
+                tgt_ranges = piece_ranges(tgt, tokenizer.tgt_pieces(tgt_of[:-1]), tgt_units)
+                units = align_units(weights, tgt_ranges, src_ranges)
+            words = [[text[start:end] for start, end in of] for text, of in ((tgt, tgt_units), (src, src_units))]
+            aligned.append(anchor(units, *words))
+        return aligned
+
+
+def _bare(line: _Line, codes: Sequence[str]) -> Bare | None:
+    """The line with codes in place of words; None if it has none of these, or more than there are codes."""
+    if not codes:
+        return take_out(line.text, line.items)
+    unlike = [code for code in codes if code not in line.text]
+    words = sum(item.kind == "word" for item in line.items)
+    return take_out(line.text, line.items, unlike) if 0 < words <= len(unlike) else None
+
+
+def _placed(bare: Bare, text: str, aligned: NDArray[np.int64]) -> Iterator[str]:
+    """The text with the items put back by the alignment; and in the source's order and well apart."""
+    src_units, tgt_units = units_of(bare.text), units_of(text)
+    if src_units and tgt_units:
+        yield put_back(text, tgt_units, bare.taken, Placer(bare.taken, src_units, aligned).place())
+        in_order = keep_order(bare.taken, src_units, len(tgt_units))
+        yield put_back(text, tgt_units, bare.taken, in_order, spaced=True)
