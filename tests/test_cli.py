@@ -34,8 +34,8 @@ OPTIONS = {
     "": "--version --debug",
     "train": "CONFIG --src --tgt --out --data --cache --set --seed --dry-run --allow-changed --offline --device "
     "--threads --quiet -q",
-    "translate": "-m --model -i --input -o --output --prefix --format --protect --line-buffered -b --beam-size --n-best "
-    "--length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra "
+    "translate": "-m --model -i --input -o --output --prefix --format --protect --line-buffered -b --beam-size "
+    "--n-best --length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra "
     "--max-length --min-length --min-length-ratio --no-repeat-ngram --repetition-penalty --sample --temperature "
     "--top-k --top-p --seed --precision --deterministic --num-workers --batch-rows --device --threads --strict "
     "--quiet -q",

@@ -68,6 +68,7 @@ def test_one_cell(suffix: str, tmp_path: Path) -> None:
     assert plot_attention(np.ones((1, 1)), ["a"], ["b"], tmp_path / f"a.{suffix}") == []
 
 
+@pytest.mark.slow
 def test_300_by_300_shows_every_label_within_a_bounded_picture(tmp_path: Path) -> None:
     labels = [f"w{i}" for i in range(300)]
     assert plot_attention(attention(300, 300).astype(np.float32), labels, labels, tmp_path / "a.png") == []

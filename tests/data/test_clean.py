@@ -72,7 +72,7 @@ def test_no_sample_is_taken_where_none_is_wanted() -> None:
 
 def test_scanning_takes_few_bytes_a_pair(figure: Callable[..., None]) -> None:
     """Of these 8 are the hashes, 1 is left; finding what is repeated all at once would take 40."""
-    pairs, chunk = 400_000, 1000
+    pairs, chunk = 150_000, 1000
     chunks = (([f"{i} {j}" for j in range(chunk)], ["x"] * chunk) for i in range(pairs // chunk))
     tracemalloc.start()
     try:
