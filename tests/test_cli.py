@@ -228,14 +228,6 @@ def test_translate(run: Nmt, model: Path, tmp_path: Path) -> None:
     assert run("translate", "-m", model, stdin="the\u2028dog\x0ca\x85cat\n".encode())[1].count("\n") == 1
 
 
-def test_invalid_utf8_is_told(run: Nmt, model: Path) -> None:
-    stdin = b"the dog\nthe \xff\xfe cat\n"
-    code, out, err = run("translate", "-m", model, stdin=stdin)
-    assert code == 0 and out.count("\n") == 2
-    assert "warning: stdin: 1 line(s) (2) held invalid UTF-8" in err
-    assert run("translate", "-m", model, "-q", stdin=stdin) == (0, out, "")
-
-
 def started(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE
