@@ -35,7 +35,7 @@ def test_row_02_no_line_is_dropped(run: Nmt, model: Path) -> None:
 def test_row_04_all_of_a_long_input_is_translated(run: Nmt, model: Path) -> None:
     """Of more than two windows; each line has its own translation."""
     few = tiny.sentences(30)[0]
-    options = ("translate", "-m", model, "--max-length", 3, "--precision", "fp32")
+    options = ("translate", "-m", model, "--max-length", 2, "--precision", "fp32")
     own = run(*options, stdin="\n".join(few).encode())[1].splitlines()
     assert len(set(own)) > 5
     count = 2 * 2048 + 99
