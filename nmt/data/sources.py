@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nmt.config import DataConfig, Source
+from nmt.data.misfit import misfit
 from nmt.errors import DataError
 from nmt.text.archives import existing
 from nmt.text.lines import MAX_LINE_BYTES, LineNotes, clean, open_text, read_lines, read_raw_lines
@@ -82,8 +83,8 @@ def _read_text_pair(src_path: Path, tgt_path: Path, say: Say) -> Iterator[Chunk]
                 num_tgt = total + len(tgt) + sum(1 for _ in tgt_lines)
                 raise DataError(
                     f"{src_path} has {num_src:,} lines but {tgt_path} has {num_tgt:,}: line k of one must be the "
-                    f"translation of line k of the other. Lines are separated by \\n alone; look for the first "
-                    f"line that is no longer the other's translation: there one was split or lost."
+                    f"translation of line k of the other. Lines are separated by \\n alone; "
+                    f"{_place_of_misfit(src_path, tgt_path)}"
                 )
             if not src:
                 break
@@ -91,6 +92,15 @@ def _read_text_pair(src_path: Path, tgt_path: Path, say: Say) -> Iterator[Chunk]
             yield src, tgt
     for warning in (*src_notes.warnings(str(src_path)), *tgt_notes.warnings(str(tgt_path))):
         say(f"warning: {warning}")
+
+
+def _place_of_misfit(src_path: Path, tgt_path: Path) -> str:
+    """Where to look for the line that makes the difference."""
+    with _open(src_path) as src_stream, _open(tgt_path) as tgt_stream:
+        place = misfit(read_lines(src_stream), read_lines(tgt_stream))
+    if place is None:
+        return "look for the first line that is no longer the other's translation: there one was split or lost."
+    return f"by their lengths, one was split or lost between lines {place[0]:,} and {place[1]:,}."
 
 
 def _read_tsv(source: Source, config: DataConfig, say: Say) -> Iterator[Chunk]:

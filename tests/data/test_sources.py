@@ -321,10 +321,10 @@ def test_damaged_and_odd_archives(tmp_path: Path, ending: str) -> None:
 
 
 def test_an_archive_bomb_streams(tmp_path: Path, full: bool, figure: Figure) -> None:
-    """A line of a gigabyte of nothing (short form: 64 MB, two kinds) in few bytes: it is thrown away in pieces."""
+    """A line of a gigabyte of nothing (short form: 48 MB, two kinds) in few bytes: it is thrown away in pieces."""
     peaks = {}
     for ending in list(COMPRESS)[1:] if full else (".zst", ".bz2"):
-        (tmp_path / "bomb").write_bytes(COMPRESS[ending](bytes(1 << 24)) * (64 if full else 4))  # members joined
+        (tmp_path / "bomb").write_bytes(COMPRESS[ending](bytes(1 << 24)) * (64 if full else 3))  # members joined
         tracemalloc.start()
         with open_text(tmp_path / "bomb") as stream:
             assert [len(raw) for raw, _ in read_raw_lines(stream)] == [MAX_LINE_BYTES]

@@ -3,6 +3,7 @@ import os
 import subprocess
 import sys
 import urllib.error
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,20 @@ def test_loads_a_set_that_is_downloaded_but_not_unpacked_to_text(tmp_path: Path)
         "sources": ["Ein Satz."],
         "references": [["A sentence."]],
     }
+
+
+def test_offline_no_network_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def download(url: str, *_: object, **__: object) -> None:
+        urllib.request.urlopen(url)
+
+    dataset = sacrebleu.dataset.DATASETS["wmt14/full"]
+    monkeypatch.setattr(dataset, "_outdir", str(tmp_path))
+    monkeypatch.setattr(dataset, "_rawdir", str(tmp_path / "raw"))
+    monkeypatch.setattr(sacrebleu.dataset.base, "download_file", download)
+    monkeypatch.setattr(urllib.request, "_opener", None)  # what is installed there goes away again
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(DataError, match=r"could not be downloaded: .*the network is not to be asked \(--offline\)"):
+        metrics.load_test_set("wmt14/full", "de-en")
 
 
 @pytest.mark.parametrize(

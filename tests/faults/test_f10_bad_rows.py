@@ -1,5 +1,6 @@
 """F10: one bad row among 10,000 is named, by file and line, and ends the run with exit code 3; or it is counted."""
 
+import gzip
 import json
 import shutil
 from collections.abc import Callable
@@ -34,6 +35,30 @@ def write_tsv(folder: Path, src: list[str], tgt: list[str], bad: bool) -> str:
         lines[BAD - 1] = lines[BAD - 1].replace("\t", " ")
     (folder / "c.tsv").write_text("".join(f"{line}\n" for line in lines))
     return "c.tsv"
+
+
+def write_jsonl(folder: Path, src: list[str], tgt: list[str], bad: bool) -> str:
+    lines = [json.dumps({"en": s, "de": t}) for s, t in zip(src, tgt, strict=True)]
+    if bad:
+        lines[BAD - 1] = lines[BAD - 1][:-5]
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
+    return "c.jsonl.gz"
+
+
+def write_columns(folder: Path, src: list[str], tgt: list[str], bad: bool) -> str:
+    encoded = [b"\xff" if bad and number == BAD else line.encode() for number, line in enumerate(tgt, start=1)]
+    columns = {"en": pa.array(src), "de": pa.array(encoded, type=pa.binary()).view(pa.string())}
+    pa.parquet.write_table(pa.table(columns), folder / "c.parquet")
+    return "c.parquet"
+
+
+def write_cut(folder: Path, src: list[str], tgt: list[str], bad: bool) -> str:
+    """A compressed file that ends too early."""
+    write_files(folder, src, tgt, bad=False)
+    whole = gzip.compress((folder / "c.de").read_bytes())
+    (folder / "c.de").unlink()
+    (folder / "c.de.gz").write_bytes(whole[: len(whole) // 2] if bad else whole)
+    return "c"
 
 
 def write_files(folder: Path, src: list[str], tgt: list[str], bad: bool) -> str:
@@ -84,6 +109,9 @@ def save_parquet(folder: Path, column: pa.StructArray) -> dict[str, str]:
 EXPECTED: dict[str, tuple[Callable[..., Any], str]] = {
     "tsv": (write_tsv, f"c.tsv, line {BAD}: no TAB"),
     "files": (write_files, "c.en has 10,000 lines but {folder}/c.de has 9,999"),
+    "jsonl": (write_jsonl, f"c.jsonl.gz, line {BAD}: no JSON"),
+    "columns, no UTF-8": (write_columns, f"c.parquet, column de, row {BAD}: invalid UTF-8"),
+    "cut short": (write_cut, "c.de.gz is cut short: its gzip data can be read up to line "),
     "parquet, no UTF-8": (write_parquet, f"/d, split train, language de, row {BAD}: invalid UTF-8"),
     "parquet, a number": (write_numbers, f"/d, split train, language de, row {BAD}: int instead of text"),
     "json, torn": (write_json, "/d' (name None, split 'train'): JSON parse error: "),

@@ -20,6 +20,7 @@ PIECES = [
     "👨\u200d👩\u200d👧\u200d👦", "🇩🇪", "שלום", "مرحبا", "漢字", "ﬁ", "\x1b[31m", "\x1b]0;title\x07", "\x1bPq\x1b\\",
     "</s>", "<s>", "<pad>", "<unk>", "▁", "<0x0A>", "<2de>", "NaN", " ", "\u3000", "\xa0", "\t", "\r",
 ]  # fmt: skip
+HEAVY = [("\u0301" * 10_000).encode(), ("\ufdfa" * 500).encode(), ("👨\u200d👩\u200d👧" * 500).encode()]  # many pieces
 RAW = [b"\xff\xfe", b"\xc0\xaf", b"\xed\xa0\x80", b"\xf4\x90\x80\x80", b"\xe2\x82", b"\x80", b"\xef\xbb\xbf", b"\x00"]
 
 

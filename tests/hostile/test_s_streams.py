@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hostile import stream_child, streams
-from hostile.streams import hostile_lines
+from hostile.streams import HEAVY, hostile_lines
 from nmt.bundle import Bundle
 from nmt.decoding.search import Hypothesis
 from nmt.decoding.translator import Translator
@@ -45,7 +45,7 @@ def test_faults_are_seen() -> None:
 
 def test_s1_any_bytes(run: Nmt, model: Path, tmp_path: Path, full: bool, figure: Figure) -> None:
     count = 20_000 if full else 1_000
-    lines = hostile_lines(count)
+    lines = hostile_lines(count - 3) + HEAVY if full else hostile_lines(count)
     data = b"".join(line + b"\n" for line in lines)
     assert sum(map(len, map(bytes.splitlines, lines))) > count  # others would cut these lines
     (tmp_path / "in").write_bytes(data)
