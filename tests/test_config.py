@@ -1,12 +1,14 @@
 """Recipes: every mistake is a ConfigError that names the key; what is right survives a round trip."""
 
 import datetime
+import re
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,29 +81,45 @@ unknown_section = st.tuples(
 )
 
 
-def is_named(section: str, key: str, value: Any) -> bool:
-    """Whether the recipe with this one value is refused by a ConfigError that names section and key."""
+def is_named(section: str, key: str, value: Any, by: str = "tables", folder: Path = Path()) -> bool:
+    """Whether the recipe with this one value is refused by a ConfigError that names section and key.
+
+    Args: by: how the value is given: as parsed "tables", in a "file", or by "set", in a file below `folder`.
+    """
+    path = folder / "fuzz.toml"
     try:
-        parse_config(recipe(**{section: {key: value}}), where="fuzz")
+        if by == "tables":
+            parse_config(recipe(**{section: {key: value}}), where="fuzz")
+        elif by == "file":
+            path.write_text(tomli_w.dumps(recipe(**{section: {key: value}})), encoding="utf-8")
+            load_config(path)
+        else:
+            path.write_text(tomli_w.dumps(recipe()), encoding="utf-8")
+            text = tomli_w.dumps({"v": value}).removeprefix("v = ").strip()
+            load_config(path, [f"{section}.{key}={text}"])
     except ConfigError as error:
-        return f"[{section}]" in str(error) and (key in str(error) or section not in SECTIONS)
+        said = str(error).removeprefix(f"{path} with --set {section}.{key}=")  # which repeats what was given
+        return f"[{section}]" in said and (key in said or section not in SECTIONS)
     return False
 
 
-def test_every_wrong_key_or_value_is_named(figure: Figure) -> None:
+def test_every_wrong_key_or_value_is_named(tmp_path: Path, full: bool, figure: Figure) -> None:
     named: list[bool] = []
+    count = 1000 if full else 150
 
-    @settings(max_examples=300, deadline=None, database=None, derandomize=True)
-    @given(st.one_of(wrong_value, unknown_key, unknown_section))
-    def check(case: tuple[str, str, Any]) -> None:
-        named.append(is_named(*case))
-        assert named[-1], case
+    @settings(max_examples=count, deadline=None, database=None, derandomize=True)
+    @given(st.one_of(wrong_value, unknown_key, unknown_section), st.sampled_from(["tables", "file", "set"]))
+    def check(case: tuple[str, str, Any], by: str) -> None:
+        if by == "set" and (not re.fullmatch(r"\w+", case[0] + case[1]) or isinstance(case[2], dict)):
+            by = "file"  # a name with dots, spaces or = is another key there, and a table is written otherwise
+        named.append(is_named(*case, by=by, folder=tmp_path))
+        assert named[-1], (case, by)
 
     check()
     # The negative control: values that are right are not counted as named mistakes.
     right = [("training", "seed", 2), ("model", "dropout", 0.0), ("data", "dir", "/tmp"), ("data", "valid", "a.tsv")]
-    assert not any(is_named(*case) for case in right)
-    figure("config_fuzz", f"{sum(named)} errors named of {len(named)}", "all", all(named) and len(named) >= 300)
+    assert not any(is_named(*case, by=by, folder=tmp_path) for case in right for by in ("tables", "file", "set"))
+    figure("config_fuzz", f"{sum(named)} errors named of {len(named)}", "all", all(named) and len(named) >= count)
 
 
 def test_every_wrong_value_of_every_key_is_named() -> None:

@@ -164,9 +164,11 @@ def test_help_is_light(arguments: str) -> None:
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 FORBIDDEN_CALLS = {
-    "eval", "exec", "builtins.eval", "builtins.exec", "torch.load", "yaml.load", "yaml.unsafe_load", "pd.read_pickle",
+    "eval", "exec", "compile", "__import__", "builtins.eval", "builtins.exec", "torch.load", "yaml.load",
+    "yaml.unsafe_load", "pd.read_pickle", "os.system", "os.popen",
 }  # fmt: skip
-FORBIDDEN_KEYWORDS = {"allow_pickle", "trust_remote_code"}
+FORBIDDEN_METHODS = {"extractall", "extract", "unpack_archive"}  # of archives, whose names may lead anywhere
+FORBIDDEN_KEYWORDS = {"allow_pickle", "trust_remote_code", "shell"}
 
 
 def unsafe(tree: ast.Module) -> list[str]:
@@ -180,7 +182,8 @@ def unsafe(tree: ast.Module) -> list[str]:
             found += [n for n in names if n.split(".")[0] in FORBIDDEN_MODULES or n in FORBIDDEN_CALLS]
         elif isinstance(node, ast.Call):
             called = ast.unparse(node.func)
-            found += [called] if called in FORBIDDEN_CALLS else []
+            method = called.rpartition(".")[2]
+            found += [called] if called in FORBIDDEN_CALLS or method in FORBIDDEN_METHODS else []
             for keyword in node.keywords:
                 safe = isinstance(keyword.value, ast.Constant) and keyword.value.value is False
                 found += [str(keyword.arg)] if keyword.arg in FORBIDDEN_KEYWORDS and not safe else []
@@ -199,6 +202,13 @@ def unsafe(tree: ast.Module) -> list[str]:
         ("yaml.load(text)", True),
         ("np.load(p, allow_pickle=True)", True),
         ("load_dataset(p, trust_remote_code=flag)", True),
+        ("archive.extractall(folder)", True),
+        ("shutil.unpack_archive(path)", True),
+        ("subprocess.run(line, shell=True)", True),
+        ("os.system(line)", True),
+        ("compile(text, name, 'exec')", True),
+        ("subprocess.run([program], shell=False)", False),
+        ("re.compile(text)", False),
         ("model.eval()", False),
         ("np.load(p, allow_pickle=False)", False),
         ("json.loads(text)", False),

@@ -49,8 +49,9 @@ def _run(arguments: list[str], debug: bool) -> int:
         where = f" ({error.filename})" if error.filename else ""
         return _report(f"Reading or writing failed: {error.strerror or error}{where}.", 4, debug)
     except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
         return _report(
-            f"The package {error.name} is missing in this Python; pip install . brings all there are.", 2, debug
+            f"The package {package} is missing in this Python; pip install . brings all there are.", 2, debug
         )
     except Exception as error:
         name = type(error).__name__

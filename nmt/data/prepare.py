@@ -27,6 +27,8 @@ from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
 Say = Callable[[str], None]
 _MODEL = "tokenizer.model"  # in the folder of a cached tokenizer
+_SIDES = {"source": "src", "target": "tgt"}
+_MOST_UNKNOWN = 0.05  # of the pieces of a side: with more a tokenizer was made for other text
 
 
 @dataclass
@@ -108,6 +110,7 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
                 f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two "
                 f"sides are translations of each other, and data.max_length and data.max_length_ratio."
             )
+    _check_unknown(tokenizer, train_cache, say)
     return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts)
 
 
@@ -173,6 +176,20 @@ def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Toke
         if size < options.vocab_size:
             say(f"warning: the text holds only {size:,} {side} pieces, fewer than vocab_size = {options.vocab_size:,}")
     return tokenizer
+
+
+def _check_unknown(tokenizer: Tokenizer, cache: TokenCache, say: Say) -> None:
+    """Say how many pieces of a sample of the pairs are <unk>. Raises: DataError (more than 5 % of a side)."""
+    sample = np.arange(0, len(cache), 1 + len(cache) // 10_000)
+    unk = tokenizer.special.unk
+    shares = {name: float(np.mean(cache.gather(side, sample)[0] == unk)) for name, side in _SIDES.items()}
+    say("unknown pieces: " + ", ".join(f"{share:.2%} of the {name}" for name, share in shares.items()))
+    for name, share in shares.items():
+        if share > _MOST_UNKNOWN:
+            raise DataError(
+                f"The tokenizer does not know {share:.1%} of the pieces of the {name} text: it was made for another. "
+                f"Train one on this text, with tokenizer.byte_fallback = true or a larger character_coverage."
+            )
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """From recipe to caches: what is made, when it is made again, and what cannot be used."""
 
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from nmt.config import Config, TokenizerConfig, parse_config
 from nmt.data.prepare import Prepared, _hold_out, prepare
 from nmt.errors import BundleError, ConfigError, DataError
+from nmt.storage.manifest import file_sha256
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
 rng = random.Random(7)
@@ -87,7 +89,7 @@ def test_everything_is_prepared(corpus: Path) -> None:
     assert list(zip(prepared.valid_src, prepared.valid_tgt, strict=True)) == sentences(20, 2)
     assert prepared.tokenizer.joint and prepared.tokenizer.src_vocab_size == 350
     assert made(said) == ["tokenizer", "valid", "train"]
-    assert said[-2:] == ["train: 200 read, 200 kept", "valid: 20 read, 20 kept"]
+    assert said[-3:-1] == ["train: 200 read, 200 kept", "valid: 20 read, 20 kept"]
 
 
 def test_counts_by_rule(corpus: Path) -> None:
@@ -115,6 +117,21 @@ def test_nothing_is_made_twice(corpus: Path) -> None:
     assert second.tokenizer.sha256 == first.tokenizer.sha256
     assert second.counts == first.counts
     assert (second.train.folder, second.valid.folder) == (first.train.folder, first.valid.folder)
+
+
+def test_any_number_of_threads_prepares_the_same_bytes(
+    corpus: Path, tmp_path_factory: pytest.TempPathFactory, figure: Callable[..., None]
+) -> None:
+    def sums(threads: int, **data: int) -> list[tuple[str, str]]:
+        folder = tmp_path_factory.mktemp("cache")
+        prepare(recipe(corpus, data={"valid": "valid", **data}), folder, lambda text: None, threads=threads)
+        files = sorted(path for path in folder.rglob("*") if path.is_file())
+        return [(path.relative_to(folder).as_posix(), file_sha256(path)) for path in files]
+
+    found = [sums(threads) for threads in (1, 4, 1, 4)]
+    assert len(found[0]) > 10 and sums(1, max_length=20) != found[0]  # the negative control
+    same = sum(each == found[0] for each in found)
+    figure("prepared_bytes", f"sha256 equal in {same} of 4 (1 and 4 threads, twice)", "4 of 4", same == 4)
 
 
 def test_files_moved_or_touched_are_found_again(corpus: Path) -> None:

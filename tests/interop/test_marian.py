@@ -1,6 +1,8 @@
 """MarianMT folders in and out, against what transformers made of the same model (see make_marian.py)."""
 
 import json
+import os
+import pickle
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -198,6 +200,45 @@ def test_broken_folders_are_refused(copy: Path, tmp_path: Path) -> None:
     change(copy / "config.json", vocab_size=len(VOCABULARY) + 1, decoder_vocab_size=len(VOCABULARY) + 1)
     (copy / "tokenizer_config.json").write_text('{"source_lang": "en", "target_lang": "de"}')
     refused(copy, "language codes", ">>fr<<")
+
+
+def test_hostile_folders_are_refused(copy: Path, figure: Figure) -> None:
+    """A pickle is not opened, a pipe not waited for, a gigabyte not read; a vocabulary must be one."""
+    before = {path.name: path.read_bytes() for path in copy.iterdir()}
+    pickled = pickle.dumps(Path("x"))
+
+    def sparse(path: Path) -> None:
+        path.touch()
+        os.truncate(path, 1 << 30)
+
+    attacks: dict[str, tuple[str, Callable[[Path], object]]] = {
+        "a pickle for the weights": ("model.safetensors", lambda path: path.write_bytes(pickled)),
+        "a pickle alone": ("model.safetensors", lambda path: (path.parent / "pytorch_model.bin").write_bytes(pickled)),
+        "a pickle for the pieces": ("source.spm", lambda path: path.write_bytes(pickled)),
+        "a pipe for the pieces": ("target.spm", os.mkfifo),
+        "a pipe for the vocabulary": ("vocab.json", os.mkfifo),
+        "a gigabyte of vocabulary": ("vocab.json", sparse),
+        "a gigabyte of pieces": ("source.spm", sparse),
+        "a link to a device": ("config.json", lambda path: path.symlink_to("/dev/zero")),
+        "a vocabulary too deep": ("vocab.json", lambda path: path.write_text('{"a":' * 100_000)),
+        "a vocabulary of floats": ("vocab.json", lambda path: path.write_text('{"</s>": 0.0, "<unk>": 1.0}')),
+        "a vocabulary with a gap": ("vocab.json", lambda path: path.write_text('{"</s>": 0, "<unk>": 2}')),
+        "a vocabulary of one number": ("vocab.json", lambda path: path.write_text('{"</s>": 0, "<unk>": 0}')),
+        "a vocabulary of half a character": ("vocab.json", lambda path: path.write_text('{"\\ud800": 0}')),
+    }
+    clean = []
+    for attack, (name, make) in attacks.items():
+        (copy / name).unlink()
+        make(copy / name)
+        with pytest.raises(BundleError) as caught:
+            import_marian(copy)
+        clean += [attack] if name in str(caught.value) else []
+        for path in copy.iterdir():
+            path.unlink()
+        for other, content in before.items():
+            (copy / other).write_bytes(content)
+    assert isinstance(import_marian(copy)[0], Bundle)  # the control
+    figure("hostile_marian", f"{len(clean)} of {len(attacks)} refused by name", "all", len(clean) == len(attacks))
 
 
 def test_broken_weights_are_refused(copy: Path) -> None:
