@@ -36,11 +36,8 @@ class Way(StrEnum):
     lost = "lost"
 
 
-# What stands in for items, in the order in which they are tried: models copy them, and do not group three digits.
-_FAMILIES = (
-    tuple(str(number) for number in range(211, 1000, 7)),
-    tuple(f"{letter}{number}" for number in range(1, 10) for letter in "XQZKW"),
-)
+# What stands in for items: models copy numbers, and do not group three digits.
+_CODES = tuple(str(number) for number in range(211, 1000, 7))
 _LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -101,7 +98,7 @@ class ProtectingTranslator:
         for place, line in lines_of.items():
             if line.open:
                 line.take(plain[place].text, plain[place].hypotheses, Way.copied)
-        for codes in (*_FAMILIES, ()):
+        for codes in (_CODES, ()):
             self._try([line for line in lines_of.values() if line.open], codes)
         return [lines_of[place].best if place in lines_of else found for place, found in enumerate(plain)]
 

@@ -63,13 +63,8 @@ def no_items(line: str) -> str:
         (no_items, "<p>the dog</p>", "<p>der hund sieht haus</p>", Way.copied, ["the dog"]),
         (no_items, "{0}: %s (3)", "{0}: %s (3)", Way.copied, []),
         (lambda line: line.replace("{0}", "0").upper(), "the {0} dog", "THE {0} DOG", Way.masked, None),
-        (
-            lambda line: "X1 sieht" if "X1" in line else "der hund",
-            "the {0} dog",
-            "{0} sieht",
-            Way.masked,
-            ["the {0} dog", "the 211 dog", "the X1 dog"],
-        ),
+        (no_items, "a dog {0}", "der hund sieht haus {0}", Way.placed, ["a dog {0}", "a dog 211", "a dog "]),
+        (lambda line: "211 und 211", "a b {0}", "211 und 211 {0}", Way.placed, None),
         (no_items, "the dog {0}", "der hund sieht haus {0}", Way.placed, None),
         (lambda line: "der hund %d", "the dog {0}", "der hund {0}", Way.placed, None),  # what it made up is dropped
         (lambda line: ".", "{0} the <b>dog</b>", "{0} <b>.</b>", Way.placed, None),
