@@ -2,9 +2,10 @@
 
     python tests/bench/protect.py [MODEL]
 
-First, how long lines of 64 KiB take that are made to be slow. Then items are planted into libreoffice/help_test: placeholders, entities, URLs and e-mail addresses between words, tags
+Items are planted into libreoffice/help_test: placeholders, entities, URLs and e-mail addresses between words, tags
 around words. MODEL is by default that of `make bench-multi30k`, trained here if it is not there: it has seen captions
 of pictures and nothing of this kind. Where items go is measured on the toy corpus, whose word alignments are known.
+First comes how long lines of 64 KiB take that are made to be slow.
 """
 
 import random
