@@ -15,7 +15,7 @@ KINDS = {
     r"https://a.example/b?c=1&d=%20 http://x.example/a_(b) ftp://h/f www.x.example mailto:a@b.example "
     r"a.b+c@mail.example.org C:\new\table",
     "mark": r"%% &nbsp; &#160; &#xA0; <br/> <br> <x~id=1/> <!--c--> \n \t \" \\ \u00e9 </b> <p>",
-    "": "100~% 5% 50% {1;2} $5.00 a&b <5 a@b 12:30 [x] C: 100%ige < > { } <a@b> $ R&~D; &",
+    "": "100~% 5% 50% {1;2} $5.00 a&b <5 a@b 12:30 [x] C: 100%ige < > { } <a@b> $ R&~D; f&uuml;r &#xe9; &",
 }
 
 
