@@ -84,6 +84,10 @@ def translate(
     "translation", "score" (the log-probability, normalised as the search does), "log_prob", "tokens" (the last is the
     end), "token_log_probs" and, with several, "n_best"; fields of these names are overwritten, all others kept. A line
     that is no such object gets an "error" instead, and the exit code is 3.
+
+    With --protect the placeholders, tags, entities, URLs and e-mail addresses of a line come out byte for byte, once
+    each, tags nested as they were; a line where that failed is counted on stderr. "protected" then says how: copied,
+    masked, placed (by the model's attention), or lost; null if there were none.
     """
     _refuse_contradictions(format, n_best, prefix, protect)
     source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)

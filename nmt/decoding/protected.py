@@ -16,7 +16,7 @@ from nmt.decoding.search import Hypothesis
 from nmt.decoding.translator import Translation, Translator
 from nmt.errors import ConfigError
 from nmt.text.lines import clean
-from nmt.text.placing import Placer, align_units, anchor, in_proportion, keep_order, piece_ranges, put_back, units_of
+from nmt.text.placing import Placer, align_units, anchor, keep_order, piece_ranges, put_back, units_of
 from nmt.text.protect import Bare, Item, drop_items, find_items, peel, put_in, same_items, take_out, without_items
 
 
@@ -36,11 +36,8 @@ class Way(StrEnum):
     lost = "lost"
 
 
-# What stands in for items, in the order in which they are tried: models copy them, and do not group three digits.
-_FAMILIES = (
-    tuple(str(number) for number in range(211, 1000, 7)),
-    tuple(f"{letter}{number}" for number in range(1, 10) for letter in "XQZKW"),
-)
+# What stands in for items: models copy numbers, and do not group three digits.
+_CODES = tuple(str(number) for number in range(211, 1000, 7))
 _LETTER = re.compile(r"[^\W\d_]")
 
 
@@ -101,7 +98,7 @@ class ProtectingTranslator:
         for place, line in lines_of.items():
             if line.open:
                 line.take(plain[place].text, plain[place].hypotheses, Way.copied)
-        for codes in (*_FAMILIES, ()):
+        for codes in (_CODES, ()):
             self._try([line for line in lines_of.values() if line.open], codes)
         return [lines_of[place].best if place in lines_of else found for place, found in enumerate(plain)]
 
@@ -120,26 +117,23 @@ class ProtectingTranslator:
                 if line.open and whole:
                     line.take(whole, each.hypotheses, way)
 
-    def _align(self, pairs: Sequence[tuple[str, str]]) -> list[NDArray[np.int64]]:
-        """The source unit of each target unit, see `units_of`; nothing where a side has none."""
+    def _align(self, pairs: Sequence[tuple[str, str]]) -> list[NDArray[np.int64] | None]:
+        """The source unit of each target unit, see `units_of`; None where that cannot be known."""
         tokenizer = self._translator.bundle.tokenizer
         src_ids = tokenizer.encode_src([src for src, _ in pairs])
         tgt_ids = tokenizer.encode_tgt([tgt for _, tgt in pairs])
         attention = forced_attention(
             self._translator.models, tokenizer.special, list(zip(src_ids, tgt_ids, strict=True))
         )
-        aligned = []
+        aligned: list[NDArray[np.int64] | None] = []
         for (src, tgt), src_of, tgt_of, weights in zip(pairs, src_ids, tgt_ids, attention, strict=True):
             src_units, tgt_units = units_of(src), units_of(tgt)
-            if not src_units or not tgt_units:
-                aligned.append(np.zeros(0, dtype=np.int64))
+            if weights is None or not src_units or not tgt_units:
+                aligned.append(None)
                 continue
-            if weights is None:
-                units = in_proportion(len(tgt_units), len(src_units))
-            else:
-                src_ranges = piece_ranges(src, tokenizer.src_pieces(src_of[:-1]), src_units)
-                tgt_ranges = piece_ranges(tgt, tokenizer.tgt_pieces(tgt_of[:-1]), tgt_units)
-                units = align_units(weights, tgt_ranges, src_ranges)
+            src_ranges = piece_ranges(src, tokenizer.src_pieces(src_of[:-1]), src_units)
+            tgt_ranges = piece_ranges(tgt, tokenizer.tgt_pieces(tgt_of[:-1]), tgt_units)
+            units = align_units(weights, tgt_ranges, src_ranges)
             words = [[text[start:end] for start, end in of] for text, of in ((tgt, tgt_units), (src, src_units))]
             aligned.append(anchor(units, *words))
         return aligned
@@ -154,10 +148,13 @@ def _bare(line: _Line, codes: Sequence[str]) -> Bare | None:
     return take_out(line.text, line.items, unlike) if 0 < words <= len(unlike) else None
 
 
-def _placed(bare: Bare, text: str, aligned: NDArray[np.int64]) -> Iterator[str]:
-    """The text with the items put back by the alignment; and in the source's order and well apart."""
+def _placed(bare: Bare, text: str, aligned: NDArray[np.int64] | None) -> Iterator[str]:
+    """The text with the items put back by the alignment; in the source's order; and in that order and well apart."""
     src_units, tgt_units = units_of(bare.text), units_of(text)
-    if src_units and tgt_units:
+    if not src_units or not tgt_units:
+        return
+    if aligned is not None:
         yield put_back(text, tgt_units, bare.taken, Placer(bare.taken, src_units, aligned).place())
-        in_order = keep_order(bare.taken, src_units, len(tgt_units))
-        yield put_back(text, tgt_units, bare.taken, in_order, spaced=True)
+    in_order = keep_order(bare.taken, src_units, len(tgt_units))
+    yield put_back(text, tgt_units, bare.taken, in_order)
+    yield put_back(text, tgt_units, bare.taken, in_order, spaced=True)

@@ -107,11 +107,6 @@ def anchor(aligned: NDArray[np.int64], tgt_words: Sequence[str], src_words: Sequ
     return fixed
 
 
-def in_proportion(num_tgt: int, num_src: int) -> NDArray[np.int64]:
-    """An alignment for want of a better one: along the diagonal."""
-    return np.arange(num_tgt) * num_src // num_tgt
-
-
 class Placer:
     """Finds the target boundary of each item: boundary b lies before target unit b.
 

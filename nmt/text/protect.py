@@ -5,6 +5,7 @@ at a line's ends, `take_out` gives the rest of the line as a model may see it: s
 with where they stood.
 """
 
+import html
 import re
 import unicodedata
 from collections import Counter
@@ -26,7 +27,7 @@ _PATTERNS = {
     r"|\([^\s<>()]*+\)|\{[^\s<>{}]*+\}|\[[^\s<>\[\]]*+\])+(?<![.,;:!?'’])",
     "email": r"(?<![A-Za-z0-9._%+-])[A-Za-z0-9._%+-]{1,64}+@[A-Za-z0-9-]++(?:\.[A-Za-z0-9-]++)++",
     "path": r'(?<![A-Za-z0-9])[A-Za-z]:\\[^\s<>"|*?]*(?<![.,;:!)])',  # C:\new is no line break
-    "tag": r"</?(?:[A-Za-z][A-Za-z0-9:._-]*+(?=[\s/>])(?:[^<>\"']++|\"[^\"<]*+\"|'[^'<]*+')*+|\d{1,9}+\s?/?)>",
+    "tag": r"</?(?:[A-Za-z][A-Za-z0-9:._-]*+(?=\s|/?>)(?:[^<>\"']++|\"[^\"<]*+\"|'[^'<]*+')*+|\d{1,9}+\s?/?)>",
     "comment": r"<[!?][^<>]*+>",
     "entity": r"&(?:[A-Za-z][A-Za-z0-9]{1,31}+|#\d{1,7}+|#[xX][0-9A-Fa-f]{1,6}+);",
     # A whole ICU message, {n, plural, one {…} other {…}}: its texts stay, for half a message is worth nothing.
@@ -73,6 +74,8 @@ def find_items(line: str) -> list[Item]:
     open_names: Counter[str] = Counter()
     for found in _ITEM.finditer(line):
         text, group = found[0], found.lastgroup
+        if _is_letter(found):
+            continue
         mark_or_word: Kind = "mark" if group in _MARKS or group == "tag" else "word"
         item = Item(text, found.start(), found.end(), mark_or_word)
         items.append(item)
@@ -93,6 +96,11 @@ def find_items(line: str) -> list[Item]:
             items[opening] = replace(items[opening], kind="open", mate=len(items) - 1)
             items[-1] = replace(item, kind="close", mate=opening)
     return _with_parents(items)
+
+
+def _is_letter(found: re.Match[str]) -> bool:
+    """Whether it is an entity such as &uuml;, which is spelling: a translation has other letters."""
+    return found.lastgroup == "entity" and html.unescape(found[0]).isalpha()
 
 
 def _with_parents(items: list[Item]) -> list[Item]:
@@ -120,12 +128,13 @@ def same_items(source: Sequence[Item], translation: Sequence[Item]) -> bool:
 
 def without_items(text: str) -> str:
     """The text between the items."""
-    return _ITEM.sub(" ", text)
+    return _ITEM.sub(lambda found: found[0] if _is_letter(found) else " ", text)
 
 
 def drop_items(text: str) -> str:
     """The text with its items and what they leave over of spaces taken away."""
-    return re.sub(" {2,}", " ", without_items(text)).strip() if _ITEM.search(text) else text
+    dropped = without_items(text)
+    return text if dropped == text else re.sub(" {2,}", " ", dropped).strip()
 
 
 @lru_cache(4096)
