@@ -1,29 +1,39 @@
 """Number the pieces of a SentencePiece model anew.
 
 Marian models name a piece's id in a vocabulary file of their own; here a piece's id is its place in the SentencePiece
-model. The model is a protocol buffer, whose wire format is simple enough to be taken apart without that library: of
-`ModelProto` only the list of pieces (field 1) is replaced, and what of `TrainerSpec` (field 2) names the control pieces
-is added at the end, because the last value of a field counts.
+model. Of `ModelProto` (see `nmt.text.model_proto`) only the list of pieces is replaced, and what of `TrainerSpec` names
+the control pieces is added at the end, because the last value of a field counts.
 """
 
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import sentencepiece as spm
 
 from nmt.errors import BundleError
+from nmt.text.model_proto import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    PIECES,
+    SELF_TEST_DATA,
+    TRAINER_SPEC,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    fields,
+    parse_piece,
+)
 from nmt.text.tokenizer import SpecialIds
 
-_PIECES, _TRAINER_SPEC, _SELF_TEST_DATA = 1, 2, 4  # fields of ModelProto
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # SentencePiece.Type
 _UNKNOWN_PENALTY = 10.0  # SentencePiece's: how far below the lowest score an unknown character stands
 _IDS = {"unk": (40, 45), "bos": (41, 46), "eos": (42, 47), "pad": (43, 48)}  # TrainerSpec: fields of id and of piece
 
 # What becomes of a piece that is not the model's own. Hidden: as <pad>, text neither becomes it nor is made of it; but
 # a single character that the model does not know does become it, as in transformers. Shown: text is made of it alone.
-FOREIGN_HIDDEN, FOREIGN_SHOWN = _CONTROL, _UNUSED
+FOREIGN_HIDDEN, FOREIGN_SHOWN = CONTROL, UNUSED
 
 
 @dataclass(frozen=True)
@@ -39,12 +49,12 @@ class Pieces:
         try:
             proto = path.read_bytes()
             spm.SentencePieceProcessor(model_proto=proto)
-            pieces = [_parse_piece(content) for field, _, content in _fields(proto) if field == _PIECES]
+            pieces = [parse_piece(content) for field, _, content in fields(proto) if field == PIECES]
             if not pieces:  # SentencePiece itself takes an empty file for a model
                 raise ValueError("it holds no pieces")
         except (RuntimeError, OSError, ValueError, IndexError) as error:
             raise BundleError(f"{path} cannot be read as a SentencePiece model: {error}.") from error
-        return cls(proto, {p: (score, kind) for p, score, kind in pieces if kind in (_NORMAL, _USER_DEFINED, _BYTE)})
+        return cls(proto, {p: (score, kind) for p, score, kind in pieces if kind in (NORMAL, USER_DEFINED, BYTE)})
 
 
 def renumber(model: Pieces, pieces: Sequence[str], special: SpecialIds, *, foreign: int) -> bytes:
@@ -59,72 +69,33 @@ def renumber(model: Pieces, pieces: Sequence[str], special: SpecialIds, *, forei
     for number, piece in enumerate(pieces):
         score, kind = model.known.get(piece, (lowest, foreign))
         if piece not in model.known and foreign == FOREIGN_HIDDEN and len(piece) == 1:
-            score, kind = lowest - _UNKNOWN_PENALTY, _NORMAL
+            score, kind = lowest - _UNKNOWN_PENALTY, NORMAL
         if number == special.unk:
-            kind = _UNKNOWN
+            kind = UNKNOWN
         elif number in (special.pad, special.bos, special.eos):
-            kind = _CONTROL
+            kind = CONTROL
         body = _bytes_field(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + _varint(kind)
-        output.append(_bytes_field(_PIECES, body))
-    output += [raw for field, raw, _ in _fields(model.proto) if field not in (_PIECES, _SELF_TEST_DATA)]
+        output.append(_bytes_field(PIECES, body))
+    output += [raw for field, raw, _ in fields(model.proto) if field not in (PIECES, SELF_TEST_DATA)]
     names = b""
     for name, (id_field, piece_field) in _IDS.items():
         number = getattr(special, name)
         names += _varint(id_field << 3) + _varint(number) + _bytes_field(piece_field, pieces[number].encode())
-    return b"".join(output) + _bytes_field(_TRAINER_SPEC, names)
+    return b"".join(output) + _bytes_field(TRAINER_SPEC, names)
 
 
 def without_foreign(proto: bytes, special: SpecialIds) -> bytes:
     """A model of `renumber` without the pieces that are not its own, so with other numbers; any other as it is."""
     output, number = [], 0
     control = (special.pad, special.unk, special.bos, special.eos)
-    for field, raw, content in _fields(proto):
-        if field == _PIECES:
-            foreign = number not in control and _parse_piece(content)[2] in (FOREIGN_HIDDEN, FOREIGN_SHOWN)
+    for field, raw, content in fields(proto):
+        if field == PIECES:
+            foreign = number not in control and parse_piece(content)[2] in (FOREIGN_HIDDEN, FOREIGN_SHOWN)
             number += 1
             if foreign:
                 continue
         output.append(raw)
     return b"".join(output)
-
-
-def _parse_piece(content: bytes) -> tuple[str, float, int]:
-    """Text, score and type of a SentencePiece message. Raises: ValueError."""
-    piece, score, kind, at = "", 0.0, _NORMAL, 0
-    while at < len(content):
-        tag, at = _read_varint(content, at)
-        if tag == 0x0A:
-            length, at = _read_varint(content, at)
-            piece, at = content[at : at + length].decode(), at + length
-        elif tag == 0x15:
-            (score,), at = struct.unpack_from("<f", content, at), at + 4
-        elif tag == 0x18:
-            kind, at = _read_varint(content, at)
-        else:
-            raise ValueError(f"a piece has the unknown tag {tag}")
-    return piece, score, kind
-
-
-def _fields(proto: bytes) -> Iterator[tuple[int, bytes, bytes]]:
-    """The fields of ModelProto, messages all: number, raw bytes, content. Raises: ValueError."""
-    at = 0
-    while at < len(proto):
-        start = at
-        tag, at = _read_varint(proto, at)
-        if tag & 7 != 2:
-            raise ValueError(f"the unknown tag {tag}")
-        length, at = _read_varint(proto, at)
-        yield tag >> 3, proto[start : at + length], proto[at : at + length]
-        at += length
-
-
-def _read_varint(data: bytes, at: int) -> tuple[int, int]:
-    """A number of seven bits a byte, lowest first, and where the next field begins."""
-    value = shift = 0
-    while data[at] & 0x80:
-        value |= (data[at] & 0x7F) << shift
-        shift, at = shift + 7, at + 1
-    return value | data[at] << shift, at + 1
 
 
 def _varint(value: int) -> bytes:
