@@ -153,7 +153,7 @@ class BatchStream:
         sampling: SubwordSampling | None = None,
         weights: Sequence[float] = (),
     ) -> None:
-        self._cache, self._special, self.sampling = cache, special, sampling
+        self._cache, self._special, self._sampling = cache, special, sampling
         self._weights = weights if any(weight != 1 for weight in weights) else ()
         self._seed, self._equal_sources = seed, equal_sources
         self._tokens_per_batch = (
@@ -167,6 +167,11 @@ class BatchStream:
         """Batches in the current epoch."""
         return len(self._plan)
 
+    @property
+    def samples(self) -> bool:
+        """Whether pieces are sampled: then a batch has to be made before its tokens can be counted."""
+        return self._sampling is not None
+
     def draw(self) -> Drawn:
         """The pairs of the next batch; moves `position` on."""
         pairs = Drawn.of(self._plan.indices(self.position.index), self.position.epoch)
@@ -179,13 +184,13 @@ class BatchStream:
 
     def num_tokens(self, pairs: Ids) -> int:
         """Real target tokens of these pairs."""
-        if self.sampling is not None:
+        if self.samples:
             return self.batch(pairs).num_tokens
         return int(self._cache.tgt_lengths[pairs].sum())
 
     def batch(self, pairs: Ids) -> Batch:
         """Collate these pairs."""
-        return make_batch(self._cache, pairs, self._special, self.sampling)
+        return make_batch(self._cache, pairs, self._special, self._sampling)
 
     def _plan_of(self, epoch: int) -> BatchPlan:
         cache, seed, weights = self._cache, self._seed, self._weights

@@ -54,6 +54,11 @@ class Prefetch:
         self._collated: dict[tuple[int, bytes], Batch] = {}  # of those drawn, until they are asked for
         self._stalled_s = 0.0
 
+    @property
+    def samples(self) -> bool:
+        """See `BatchStream`."""
+        return self._stream.samples
+
     def draw(self) -> Drawn:
         """The pairs of the next batch; moves `position` on. Raises: whatever went wrong in the thread."""
         with self._stalling():
@@ -63,14 +68,9 @@ class Prefetch:
             self._collated[_key(ahead.pairs)] = ahead.batch
         return ahead.pairs
 
-    @property
-    def samples(self) -> bool:
-        """Whether pieces are sampled: then a batch has to be made before its tokens can be counted."""
-        return self._stream.sampling is not None
-
     def num_tokens(self, pairs: Ids) -> int:
         """Real target tokens of these pairs."""
-        if not self.samples:
+        if not self._stream.samples:
             return self._stream.num_tokens(pairs)
         with self._stalling():
             if _key(pairs) not in self._collated:
