@@ -1,5 +1,6 @@
 """Subword sampling and weights of corpora in training: every rank, part and resumed run sees the same pieces."""
 
+import hashlib
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +14,7 @@ import tiny
 from nmt.data.batching import Batch, BatchPlan, BatchStream, Position, epoch_of, once_each, weighted
 from nmt.data.prepare import Prepared
 from nmt.errors import ConfigError, Interrupted
-from nmt.training import run
+from nmt.training import progress, run
 from nmt.training.checkpoint import load_state
 from nmt.training.interrupt import StopRequest
 from nmt.training.prefetch import Prefetch
@@ -21,7 +22,8 @@ from nmt.training.trainer import Trainer, sampling_of
 from tiny import Tiny
 
 Figure = Callable[..., None]
-SAMPLED = {"bpe_dropout": 0.3, "accumulation": 2, "max_updates": 12}
+UPDATES = 8
+SAMPLED = {"bpe_dropout": 0.3, "accumulation": 2, "max_updates": UPDATES, "average_count": 1}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +31,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """Two corpora of 100 pairs, one with a weight and a tag."""
     folder = tmp_path_factory.mktemp("tiny")
     train = [{"prefix": "first", "weight": 1.5, "tag": "<one>"}, {"prefix": "second"}]
-    corpus = tiny.write(folder, data={"train": train}, training=SAMPLED, validation={"every": 6})
+    corpus = tiny.write(
+        folder, data={"train": train}, training=SAMPLED, validation={"every": UPDATES, "max_sentences": 2}
+    )
     for language, lines in zip(("en", "de"), tiny.sentences(200), strict=True):
         for name, part in (("first", lines[:100]), ("second", lines[100:])):
             (folder / f"{name}.{language}").write_text("".join(f"{line}\n" for line in part))
@@ -44,6 +48,7 @@ def prepared(corpus: Tiny) -> Prepared:
 @pytest.fixture(autouse=True)
 def _on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)
+    monkeypatch.setattr(progress, "_tensorboard", lambda *_: None)
     with tiny.one_thread():
         yield
 
@@ -56,10 +61,8 @@ def stream_of(corpus: Tiny, prepared: Prepared, position: Position | None = None
 
 def rows(batch: Batch) -> list[tuple[list[int], list[int]]]:
     """The pairs of a batch without padding, which is 0."""
-    return [
-        ([n for n in src if n], [n for n in tgt if n])
-        for src, tgt in zip(batch.src.tolist(), batch.tgt_out.tolist(), strict=True)
-    ]
+    sides = [[[n for n in ids if n] for ids in side.tolist()] for side in (batch.src, batch.tgt_out)]
+    return list(zip(*sides, strict=True))
 
 
 def test_ranks_parts_and_reading_ahead_see_the_same_pieces(corpus: Tiny, prepared: Prepared, figure: Figure) -> None:
@@ -100,12 +103,13 @@ def test_the_budget_holds_on_average(corpus: Tiny, prepared: Prepared, figure: F
 
 def test_weights_are_repeats_by_epoch(corpus: Tiny, prepared: Prepared) -> None:
     first, second = prepared.train.source_sizes
-    assert first + second == len(prepared.train) == 180 and 80 < first < 100
+    pairs_kept = len(prepared.train)
+    assert first + second == pairs_kept and 80 < first < 100
     stream = stream_of(corpus, prepared)
     epochs = []
     for _ in range(3):
         pairs = np.concatenate([stream.draw() for _ in range(stream.batches_in_epoch)])
-        epochs.append(np.bincount(pairs, minlength=180))
+        epochs.append(np.bincount(pairs, minlength=pairs_kept))
     for counts in epochs:
         assert set(counts[:first]) == {1, 2} and set(counts[first:]) == {1}
         assert counts[:first].sum() == first + round(first / 2)
@@ -119,8 +123,6 @@ def test_weights_are_repeats_by_epoch(corpus: Tiny, prepared: Prepared) -> None:
 
 
 def test_with_weights_of_one_the_order_is_that_of_earlier_versions() -> None:
-    import hashlib
-
     rng = np.random.default_rng(3)
     src, tgt = (rng.integers(1, 40, size=5000).astype(np.int32) for _ in range(2))
     for equal_sources, known in ((False, "0049b82c5f984cda"), (True, "68373b8d739b0920")):
@@ -136,16 +138,16 @@ def fit(corpus: Tiny, folder: Path, **training: Any) -> Path:
 
 
 def outcome(folder: Path) -> tuple[bytes, int]:
-    state = load_state(folder / "checkpoints" / "ckpt-000012")
+    state = load_state(folder / "checkpoints" / f"ckpt-{UPDATES:06}")
     return (folder / "bundle" / "model.safetensors").read_bytes(), state.tokens
 
 
 def test_a_run_that_is_stopped_ends_the_same(
-    corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure, full: bool
+    corpus: Tiny, prepared: Prepared, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure, full: bool
 ) -> None:
     fit(corpus, tmp_path / "whole")
     expected, differences, one_update = outcome(tmp_path / "whole"), 0, Trainer.one_update
-    points = range(1, 12) if full else (5,)
+    points = range(1, UPDATES) if full else (5,)
     for update in points:
 
         def stopping(self: Trainer, update: int = update) -> Any:
@@ -160,9 +162,11 @@ def test_a_run_that_is_stopped_ends_the_same(
         fit(corpus, tmp_path / str(update))
         differences += outcome(tmp_path / str(update)) != expected
     figure("sampling_resume", f"{differences} differences, {len(points)} times stopped", "0", differences == 0)
-    # The controls: without sampling it is another run; with other weights it is not gone on with.
-    fit(corpus, tmp_path / "plain", bpe_dropout=0.0)
-    assert outcome(tmp_path / "plain")[1] < expected[1]
+    # The controls: pieces were sampled; with other weights the run is not gone on with.
+    plain = BatchStream(prepared.train, prepared.tokenizer.special, 300, 1)
+    stream = stream_of(corpus, prepared)
+    drawn = [stream.draw() for _ in range(2 * UPDATES)]
+    assert expected[1] == sum(map(stream.num_tokens, drawn)) > 1.1 * sum(map(plain.num_tokens, drawn))
     train = [{"prefix": "first", "weight": 2.0, "tag": "<one>"}, {"prefix": "second"}]
     with pytest.raises(ConfigError, match=r"began with another training text or tokenizer .*x \[1\.5, 1\.0\]; now "):
         run.train(corpus.config.replace(data={"train": train}), tmp_path / "whole", cache=corpus.cache, quiet=True)
@@ -171,14 +175,10 @@ def test_a_run_that_is_stopped_ends_the_same(
 
 
 def test_validation_is_never_sampled(corpus: Tiny, prepared: Prepared) -> None:
-    """And its text stands behind the tags of its sources, as the bundle's own tag does not."""
-    seen = {
-        int(i): row
-        for batch in once_each(prepared.valid, prepared.tokenizer.special, 300)
-        for i, row in zip(batch.indices, rows(batch), strict=True)
-    }
-    src, tgt = (
-        getattr(prepared.tokenizer, f"encode_{side}")(getattr(prepared, f"valid_{side}")) for side in ("src", "tgt")
-    )
-    assert [seen[i] for i in range(len(seen))] == list(zip(src, tgt, strict=True))
+    """And its text stands behind the tags of its sources."""
+    tokenizer, seen = prepared.tokenizer, {}
+    for batch in once_each(prepared.valid, tokenizer.special, 300):
+        seen.update(zip(batch.indices.tolist(), rows(batch), strict=True))
+    sides = tokenizer.encode_src(prepared.valid_src), tokenizer.encode_tgt(prepared.valid_tgt)
+    assert [seen[number] for number in sorted(seen)] == list(zip(*sides, strict=True))
     assert {line.startswith("<one> ") for line in prepared.valid_src} == {True, False}
