@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-help gpu-check clean
+.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-sampling bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -61,6 +61,9 @@ bench-invariance: setup # 500 lines in 26 settings of batch size and order, in e
 
 bench-stream: setup    # private memory while two million lines are translated: 6 minutes
 	$(BIN)/python tests/bench/stream_memory.py
+
+bench-sampling: setup  # what subword sampling costs a core: one minute
+	$(BIN)/python tests/bench/sampling.py
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self, get_args
 
 import tomli_w
 from annotated_types import Ge, Gt, Le, Lt
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
@@ -27,6 +27,19 @@ class Section(BaseModel):
 
 
 _KIND_BY_ENDING = re.compile(r"\.(tsv|jsonl|parquet)(\.gz|\.xz|\.zst|\.bz2)?$")
+CONTROL_PIECES = ("<pad>", "<unk>", "<s>", "</s>")
+_LONGEST_SYMBOL = 64
+
+
+def _checked_symbol(symbol: str) -> str:
+    """Raises: ValueError, if it cannot be one piece of its own."""
+    if not symbol or any(char.isspace() or char == "▁" or not char.isprintable() for char in symbol):
+        raise ValueError(f"{symbol!r} is no symbol: it must be printable, without white space and '▁', as \"<2de>\"")
+    if symbol in CONTROL_PIECES or re.fullmatch("<0x[0-9A-F]{2}>", symbol):
+        raise ValueError(f'{symbol!r} is a piece that the tokenizer has for itself; choose another, as "<2de>"')
+    if len(symbol) > _LONGEST_SYMBOL:
+        raise ValueError(f"{symbol[:20]!r}… has {len(symbol)} characters; {_LONGEST_SYMBOL} are allowed")
+    return symbol
 
 
 class Source(Section):
@@ -51,6 +64,13 @@ class Source(Section):
     name: str | None = None  # the data set's configuration, as in load_dataset(hf, name)
     split: str = "train"
     column: str = "translation"  # the column that holds {language: text}
+    weight: float = Field(default=1.0, gt=0.0, le=1000.0)  # how often an epoch of training sees each pair
+    tag: str = ""  # a user symbol, as "<lo>", that is put before every source text
+
+    @field_validator("tag")
+    @classmethod
+    def _is_symbol(cls, tag: str) -> str:
+        return _checked_symbol(tag) if tag else tag
 
     @model_validator(mode="before")
     @classmethod
@@ -122,8 +142,14 @@ class TokenizerConfig(Section):
     byte_fallback: bool = True  # an unseen character becomes its UTF-8 bytes instead of <unk>
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     train_lines: int = Field(default=1_000_000, ge=100, le=50_000_000)  # sampled lines, both sides together
+    user_symbols: list[str] = []  # as "<2de>": always one piece; the tags of sources are added
     src_model: str | None = None  # a SentencePiece file (relative to data.dir); serves both sides if joint
     tgt_model: str | None = None
+
+    @field_validator("user_symbols")
+    @classmethod
+    def _are_symbols(cls, symbols: list[str]) -> list[str]:
+        return list(map(_checked_symbol, symbols))
 
     @model_validator(mode="after")
     def _given_models(self) -> Self:
@@ -202,6 +228,9 @@ class TrainingConfig(Section):
     epsilon: float = Field(default=1e-9, gt=0.0, le=1e-2)
     weight_decay: float = Field(default=0.0, ge=0.0, le=1.0)
     clip_norm: float = Field(default=1.0, ge=0.0, le=1e6)  # 0: no clipping
+    # Other pieces of the same text at every epoch, on both sides; 0: always the same ones.
+    bpe_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # of a bpe tokenizer: the share of merges left out; 0.1
+    unigram_alpha: float = Field(default=0.0, ge=0.0, le=100.0)  # of unigram: pieces drawn by probability ^ this; 0.2
     label_smoothing: float = Field(default=0.1, ge=0.0, lt=1.0)
     max_updates: int | None = Field(default=None, ge=1, le=100_000_000)
     max_epochs: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -268,6 +297,12 @@ class DecodingConfig(Section):
     top_k: int = Field(default=0, ge=0, le=1_000_000)  # 0: all
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
+    tag: str = ""  # a user symbol of the model's, as "<lo>", put before every source text
+
+    @field_validator("tag")
+    @classmethod
+    def _is_symbol(cls, tag: str) -> str:
+        return _checked_symbol(tag) if tag else tag
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

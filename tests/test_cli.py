@@ -39,16 +39,16 @@ OPTIONS = {
     "translate": "-m --model -i --input -o --output --prefix --format --protect --line-buffered -b --beam-size "
     "--n-best --length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra "
     "--max-length --min-length --min-length-ratio --no-repeat-ngram --repetition-penalty --sample --temperature "
-    "--top-k --top-p --seed --precision --deterministic --num-workers --batch-rows --device --threads --strict "
+    "--top-k --top-p --seed --tag --precision --deterministic --num-workers --batch-rows --device --threads --strict "
     "--quiet -q",
     "score": "-m --model --src --tgt -o --output --format --length-penalty --length-penalty-type --repetition-penalty "
-    "--precision --deterministic --num-workers --batch-rows --device --threads --strict "
-    "--quiet -q",
+    "--tag --precision --deterministic --num-workers --batch-rows --device --threads --strict --quiet -q",
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
-    "--save-hyp --json -b --beam-size --length-penalty --precision --deterministic --num-workers --offline --device "
-    "--threads --quiet -q",
+    "--save-hyp --json -b --beam-size --length-penalty --tag --precision --deterministic --num-workers --offline "
+    "--device --threads --quiet -q",
     "attn-plot": "-m --model --src -o --output --tgt --layer --head --pieces --device --quiet -q",
-    "tokenizer train": "FILES -o --output --vocab-size --type --lines --seed --quiet -q",
+    "tokenizer train": "FILES -o --output --vocab-size --type --lines --character-coverage --byte-fallback "
+    "--normalization --user-symbol --seed --quiet -q",
     "tokenizer encode": "-m --model --side --ids",
     "tokenizer decode": "-m --model --side --ids",
     "data toy": "--out --seed",
@@ -437,6 +437,17 @@ def test_tokenizer_round_trip(run: Nmt, corpus: Tiny, tmp_path: Path, kind: str)
         code, pieces, _ = run("tokenizer", "encode", "-m", file, *flags, stdin=text)
         assert code == 0 and pieces.count("\n") == 3 and ("▁" in pieces) == (not flags)
         assert run("tokenizer", "decode", "-m", file, *flags, stdin=pieces.encode()) == (0, text.decode(), "")
+
+
+def test_tokenizer_options(run: Nmt, tmp_path: Path) -> None:
+    file, long = tmp_path / "t.model", tmp_path / "long"
+    long.write_text("ab cd ef gh\n" * 300 + "a" * 5000 + "\n")
+    options = ("--user-symbol", "<2de>", "--no-byte-fallback", "--normalization", "identity", "--lines", "300")
+    code, _, err = run("tokenizer", "train", long, "-o", file, "--vocab-size", "40", *options)
+    assert code == 0 and "pieces from 300 of 301 lines" in err and "of 1 long lines the first 4,192 bytes" in err
+    _, pieces, _ = run("tokenizer", "encode", "-m", file, stdin="x<2de> ﬁ\n".encode())
+    assert "<2de>" in pieces.split() and "<0x" not in pieces
+    refused(run("tokenizer", "train", long, "-o", file, "--user-symbol", "</s>"), 2, "[tokenizer] user_symbols")
 
 
 def test_tokenizer_of_a_bundle(run: Nmt, model: Path) -> None:

@@ -36,6 +36,17 @@ def mistake(**sections: Any) -> str:
 # The fuzz of M8: (section, key, value) triples of which every one is wrong.
 
 
+A_SOURCE = [
+    *({}, {"prefix": 1}, {"prefix": "a", "tsv": "b"}, {"src": "a"}, {"prefx": "a"}),
+    *({"prefix": "a", "weight": 0.0}, {"prefix": "a", "weight": 1001.0}, {"prefix": "a", "tag": "<a b>"}),
+]
+STRUCTURED: dict[str, list[Any]] = {
+    "train": A_SOURCE,
+    "valid": A_SOURCE,
+    "user_symbols": ["<a>", {"a": "b"}, [3], [""], ["a b"], ["▁a"], ["</s>"], ["<0x0A>"], ["a" * 65], ["\x1b"]],
+}
+
+
 def wrong_values(section: str, key: str) -> list[Any]:
     """Values that a key must refuse: of another type, not among its choices, or beyond its bounds."""
     field = SECTIONS[section].model_fields[key]
@@ -62,8 +73,8 @@ def wrong_values(section: str, key: str) -> list[Any]:
         return ["3", 1.5, True, [1], {"a": 1}, date, float("nan"), *bounds]
     if float in types:
         return ["0.5", True, [0.5], {"a": 0.5}, date, float("nan"), float("inf"), *bounds]
-    if key in ("train", "valid"):
-        return [3, True, 1.5, date, {}, {"prefix": 1}, {"prefix": "a", "tsv": "b"}, {"src": "a"}, {"prefx": "a"}]
+    if key in STRUCTURED:
+        return [3, True, 1.5, date, *STRUCTURED[key]]
     return [3, True, 1.5, ["a"], {"a": "b"}, date] + (["no such choice", ""] if str not in types else [])
 
 

@@ -29,6 +29,7 @@ def evaluate(
     json_: Annotated[bool, typer.Option("--json", help="Scores as one JSON object.")] = False,
     beam_size: options.BeamSize = None,
     length_penalty: options.LengthPenalty = None,
+    tag: options.SourceTag = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,

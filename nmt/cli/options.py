@@ -93,6 +93,9 @@ Temperature = Annotated[float | None, _decoding("--temperature", help="Of sampli
 TopK = Annotated[int | None, _decoding("--top-k", help="Sample among the k likeliest pieces; 0: all.")]
 TopP = Annotated[float | None, _decoding("--top-p", help="Sample among the likeliest of this probability.")]
 Seed = Annotated[int | None, _decoding("--seed", help="Of sampling.")]
+SourceTag = Annotated[
+    str | None, _decoding("--tag", help='A symbol put before every source text, as "<2de>"; "": none.')
+]
 
 
 def decoding_keys(context: typer.Context) -> dict[str, Any]:

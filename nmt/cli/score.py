@@ -38,6 +38,7 @@ def score(
     length_penalty: options.LengthPenalty = None,
     length_penalty_type: options.LengthPenaltyType = None,
     repetition_penalty: options.RepetitionPenalty = None,
+    tag: options.SourceTag = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,

@@ -28,26 +28,44 @@ def train(
     vocab_size: Annotated[int, typer.Option(help="Pieces; lowered if the text does not hold so many.")] = 8000,
     type: Annotated[str, typer.Option(help="bpe or unigram.")] = "bpe",
     lines: Annotated[int, typer.Option(help="Lines sampled at most.")] = 1_000_000,
+    character_coverage: Annotated[float, typer.Option(help="Share of the characters that become pieces.")] = 1.0,
+    byte_fallback: Annotated[
+        bool, typer.Option("--byte-fallback/--no-byte-fallback", help="Other characters become bytes, not <unk>.")
+    ] = True,
+    normalization: Annotated[str, typer.Option(help="nmt_nfkc, nfkc, nmt_nfkc_cf, nfkc_cf or identity.")] = "nmt_nfkc",
+    user_symbol: Annotated[
+        list[str] | None, typer.Option(help='Always one piece, as "<2de>". May be repeated.')
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the sampling.")] = 1,
     quiet: Quiet = False,
 ) -> None:
-    """Train a SentencePiece tokenizer on raw text."""
+    """Train a SentencePiece tokenizer on raw text: on both languages for a joint one, else once for each."""
     from nmt.config import parse_config
     from nmt.data.clean import Reservoir
     from nmt.storage.atomic import replace_file
-    from nmt.text.tokenizer import Tokenizer, train_sentencepiece
+    from nmt.text.tokenizer import MAX_TRAINING_BYTES, Tokenizer, train_sentencepiece, training_text
 
     options = parse_config(
         {
             "data": {"train": "-"},
             "training": {"max_updates": 1},
-            "tokenizer": {"type": type, "vocab_size": vocab_size, "train_lines": lines},
+            "tokenizer": {
+                "type": type,
+                "vocab_size": vocab_size,
+                "train_lines": lines,
+                "character_coverage": character_coverage,
+                "byte_fallback": byte_fallback,
+                "normalization": normalization,
+                "user_symbols": user_symbol or [],
+            },
         },
         where="the command line",
     ).tokenizer
     reservoir = Reservoir[str](lines, seed)
+    cut = 0
     for line in itertools.chain.from_iterable(_lines_of(path) for path in files):
-        reservoir.offer(line)
+        reservoir.offer(beginning := training_text(line))
+        cut += beginning != line
     sample = reservoir.items
     if not sample:
         raise DataError(f"There is no text in {', '.join(map(str, files))}.")
@@ -57,7 +75,10 @@ def train(
         size = Tokenizer(model).src_vocab_size
         if size < vocab_size:
             typer.echo(f"warning: the text holds fewer pieces than the {vocab_size:,} asked", err=True)
-        typer.echo(f"{size:,} pieces from {len(sample):,} lines: {output}", err=True)
+        if cut:
+            typer.echo(f"warning: of {cut:,} long lines the first {MAX_TRAINING_BYTES:,} bytes are used", err=True)
+        of_all = f" of {reservoir.seen:,}" if reservoir.seen > len(sample) else ""
+        typer.echo(f"{size:,} pieces from {len(sample):,}{of_all} lines: {output}", err=True)
 
 
 @app.command()

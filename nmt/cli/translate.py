@@ -69,6 +69,7 @@ def translate(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = None,
+    tag: options.SourceTag = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,

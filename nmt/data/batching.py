@@ -6,11 +6,14 @@ The position in the stream of batches is two integers, (epoch, index), so a resu
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nmt.data.cache import TokenCache
+from nmt.errors import ConfigError
+from nmt.text.subwords import SubwordSampling
 from nmt.text.tokenizer import SpecialIds
 
 Ids = NDArray[np.int64]
@@ -18,6 +21,7 @@ Lengths = NDArray[np.int32]
 Order = NDArray[np.uint32]
 ORDER = 2  # of the batches that a seed and an epoch give; another number where a change to `BatchPlan` changes them
 _SORT_BLOCK = 1 << 17  # pairs
+_GROWTH_PAIRS = 1000  # by which it is found how much longer sampled pieces are
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,31 @@ class Position:
     index: int = 0
 
 
+class Drawn(np.ndarray[Any, np.dtype[np.int64]]):
+    """Pairs, int64 (B,), that know the `epoch` they were drawn in, of which sampled pieces are a function.
+
+    An array with one number more, as NumPy's guide to subclassing makes it: every part of it knows the epoch too.
+    """
+
+    epoch: int
+
+    def __array_finalize__(self, whole: NDArray[Any] | None) -> None:
+        """Take over the epoch of the array that this is a part of."""
+        self.epoch = epoch_of(whole)
+
+    @classmethod
+    def of(cls, pairs: Ids, epoch: int) -> "Drawn":
+        """The same pairs, of that epoch."""
+        drawn = pairs.view(cls)
+        drawn.epoch = epoch
+        return drawn
+
+
+def epoch_of(pairs: NDArray[Any] | None) -> int:
+    """The epoch in which pairs were drawn; 0 if they are any others."""
+    return int(getattr(pairs, "epoch", 0))
+
+
 class BatchPlan:
     """The batches of one epoch: `order` cut at `bounds`.
 
@@ -55,6 +84,7 @@ class BatchPlan:
 
     Args:
         equal_sources: nearly all batches hold sources of one length, so that attention over them needs no mask.
+        pairs: those of the epoch, any of them several times; is shuffled. By default each once.
     """
 
     def __init__(
@@ -65,9 +95,10 @@ class BatchPlan:
         seed: int,
         epoch: int,
         equal_sources: bool = False,
+        pairs: Order | None = None,
     ) -> None:
         rng = np.random.default_rng([seed, epoch])
-        order = np.arange(len(src_lengths), dtype=np.uint32)
+        order = np.arange(len(src_lengths), dtype=np.uint32) if pairs is None else pairs
         rng.shuffle(order)
         lay_out = _with_equal_sources if equal_sources else _alike
         self._order, self._bounds = lay_out(src_lengths, tgt_lengths, order, tokens_per_batch)
@@ -82,8 +113,34 @@ class BatchPlan:
         return self._order[self._bounds[place] : self._bounds[place + 1]].astype(np.int64)
 
 
+def weighted(sizes: Sequence[int], weights: Sequence[float], seed: int, epoch: int) -> Order:
+    """The pairs of an epoch of corpora that follow one another, these many pairs each, uint32.
+
+    A weight is how often a corpus is seen: all its pairs by the whole part, and by the fraction some that are drawn
+    anew in each epoch. Raises: ConfigError (none would be seen).
+    """
+    parts: list[Order] = []
+    start = 0
+    for number, (size, weight) in enumerate(zip(sizes, weights, strict=True)):
+        corpus = np.arange(start, start + size, dtype=np.uint32)
+        parts += [corpus] * int(weight)
+        if some := round((weight - int(weight)) * size):
+            shuffled = np.random.default_rng([seed, epoch, number]).permuted(corpus)
+            parts.append(shuffled[:some])
+        start += size
+    if not any(map(len, parts)):
+        raise ConfigError(f"[data] train: with the weights {list(weights)} no pair is left of {start:,}. Raise them.")
+    return np.concatenate(parts)
+
+
 class BatchStream:
-    """An endless stream of batches over epochs; `position` says which comes next."""
+    """An endless stream of batches over epochs; `position` says which comes next.
+
+    Args:
+        sampling: draws other pieces of the pairs in every epoch. Batches are laid out by the pieces of the cache, for a
+            budget that is smaller by as much as sampled pieces are longer on average.
+        weights: how often a pair of each corpus of the cache is drawn in an epoch; by default once.
+    """
 
     def __init__(
         self,
@@ -93,9 +150,15 @@ class BatchStream:
         seed: int,
         position: Position | None = None,
         equal_sources: bool = False,
+        sampling: SubwordSampling | None = None,
+        weights: Sequence[float] = (),
     ) -> None:
-        self._cache, self._special = cache, special
-        self._tokens_per_batch, self._seed, self._equal_sources = tokens_per_batch, seed, equal_sources
+        self._cache, self._special, self._sampling = cache, special, sampling
+        self._weights = weights if any(weight != 1 for weight in weights) else ()
+        self._seed, self._equal_sources = seed, equal_sources
+        self._tokens_per_batch = (
+            tokens_per_batch if sampling is None else int(tokens_per_batch / self._growth(sampling))
+        )
         self.position = position or Position()
         self._plan = self._plan_of(self.position.epoch)
 
@@ -104,9 +167,14 @@ class BatchStream:
         """Batches in the current epoch."""
         return len(self._plan)
 
-    def draw(self) -> Ids:
-        """The pairs of the next batch, int64 (B,); moves `position` on."""
-        pairs = self._plan.indices(self.position.index)
+    @property
+    def samples(self) -> bool:
+        """Whether pieces are sampled: then a batch has to be made before its tokens can be counted."""
+        return self._sampling is not None
+
+    def draw(self) -> Drawn:
+        """The pairs of the next batch; moves `position` on."""
+        pairs = Drawn.of(self._plan.indices(self.position.index), self.position.epoch)
         if self.position.index + 1 < len(self._plan):
             self.position = Position(self.position.epoch, self.position.index + 1)
         else:
@@ -116,17 +184,26 @@ class BatchStream:
 
     def num_tokens(self, pairs: Ids) -> int:
         """Real target tokens of these pairs."""
+        if self.samples:
+            return self.batch(pairs).num_tokens
         return int(self._cache.tgt_lengths[pairs].sum())
 
     def batch(self, pairs: Ids) -> Batch:
         """Collate these pairs."""
-        return make_batch(self._cache, pairs, self._special)
+        return make_batch(self._cache, pairs, self._special, self._sampling)
 
     def _plan_of(self, epoch: int) -> BatchPlan:
-        cache = self._cache
-        return BatchPlan(
-            cache.src_lengths, cache.tgt_lengths, self._tokens_per_batch, self._seed, epoch, self._equal_sources
-        )
+        cache, seed, weights = self._cache, self._seed, self._weights
+        pairs = weighted(cache.source_sizes, weights, seed, epoch) if weights else None
+        lengths = cache.src_lengths, cache.tgt_lengths
+        return BatchPlan(*lengths, self._tokens_per_batch, seed, epoch, self._equal_sources, pairs)
+
+    def _growth(self, sampling: SubwordSampling) -> float:
+        """How much longer the longer side of a pair becomes, on average over some pairs."""
+        pairs = np.unique(np.linspace(0, len(self._cache) - 1, _GROWTH_PAIRS).astype(np.int64))
+        sampled = [sampling(side, *self._cache.gather(side, pairs), pairs, 0)[1] for side in ("src", "tgt")]
+        plain = np.maximum(self._cache.src_lengths[pairs], self._cache.tgt_lengths[pairs])
+        return float(np.maximum(*sampled).sum() / plain.sum())
 
 
 def once_each(
@@ -148,10 +225,14 @@ def widest_batch(cache: TokenCache, special: SpecialIds, tokens_per_batch: int) 
     return make_batch(cache, plan.indices(int(np.argmax(sizes))), special)
 
 
-def make_batch(cache: TokenCache, indices: Ids, special: SpecialIds) -> Batch:
-    """Collate pairs of the cache, without a step of Python a pair."""
+def make_batch(cache: TokenCache, indices: Ids, special: SpecialIds, sampling: SubwordSampling | None = None) -> Batch:
+    """Collate pairs of the cache, without a step of Python a pair if no pieces are sampled."""
     src_ids, src_lengths = cache.gather("src", indices)
     tgt_ids, tgt_lengths = cache.gather("tgt", indices)
+    if sampling is not None:
+        epoch = epoch_of(indices)
+        src_ids, src_lengths = sampling("src", src_ids, src_lengths, indices, epoch)
+        tgt_ids, tgt_lengths = sampling("tgt", tgt_ids, tgt_lengths, indices, epoch)
     tgt_out = _pad_flat(tgt_ids, tgt_lengths, special.pad)
     tgt_in = np.full_like(tgt_out, special.pad)
     tgt_in[:, 0] = special.bos
@@ -205,7 +286,7 @@ def _with_equal_sources(
     order = _sorted_by(src_lengths, _sorted_by(tgt_lengths, order))
     longer = np.maximum(src_lengths, tgt_lengths)[order]
     sizes, kept, left = [0], [], []
-    for start, end in pairwise([0, *np.cumsum(np.bincount(src_lengths)).tolist()]):
+    for start, end in pairwise([0, *np.cumsum(np.bincount(src_lengths[order])).tolist()]):
         for first, last in pairwise((start + _cut(longer[start:end], tokens_per_batch)).tolist()):
             if last == end and (last - first) * longer[first:last].max() < tokens_per_batch / 2:
                 left.append(order[first:last])

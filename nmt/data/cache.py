@@ -5,8 +5,9 @@ A cache folder holds `{src,tgt}.tokens` (uint16 or uint32), `{src,tgt}.offsets` 
 """
 
 import json
+from bisect import bisect_right
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -37,6 +38,9 @@ class TokenCache:
     Attributes:
         src_lengths, tgt_lengths: int32 (pairs,), pieces a side, EOS included.
         dropped: pairs dropped while building, by rule.
+        source_sizes: pairs that are left of each source, in their order.
+        unknown: by side: pieces that are <unk>, and all, without EOS, of the pairs that were encoded; empty in caches
+            of versions that did not count them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -47,6 +51,8 @@ class TokenCache:
             meta = json.loads((folder / "meta.json").read_text())
             version, dtype = meta["format_version"], np.dtype(meta["dtype"])
             self.dropped: dict[str, int] = meta["dropped"]
+            self.unknown: dict[str, list[int]] = meta.get("unknown", {})
+            source_sizes: list[int] = meta.get("source_sizes", [])
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"The token cache {folder} is damaged: meta.json was changed. Delete it; it will be built again."
@@ -59,6 +65,7 @@ class TokenCache:
         self._tokens = {side: _map(folder / f"{side}.tokens", dtype) for side in ("src", "tgt")}
         self._offsets = {side: _map(folder / f"{side}.offsets", np.dtype(np.uint64)) for side in ("src", "tgt")}
         self.src_lengths, self.tgt_lengths = map(_lengths, self._offsets.values())
+        self.source_sizes = source_sizes or [len(self)]
 
     def __len__(self) -> int:
         return len(self.src_lengths)
@@ -97,60 +104,85 @@ def build_cache(
     max_length: int,
     max_ratio: float,
     threads: int = 1,
+    source_ends: Sequence[int] = (),
 ) -> None:
     """Encode the pairs with `keep` set and write them to `folder`, the same bytes whatever the chunks and threads.
 
+    Args:
+        source_ends: how many pairs have been read at the end of each source, where there are several; no chunk has
+            pairs of two.
     Memory: two portions of text a thread. Raises: StorageError.
     """
     largest_id = max(tokenizer.src_vocab_size, tokenizer.tgt_vocab_size) - 1
     dtype = np.dtype(np.uint16 if largest_id <= np.iinfo(np.uint16).max else np.uint32)
     dropped: Counter[str] = Counter()
+    unknown = np.zeros((2, 2), dtype=np.int64)
+    source_sizes = [0] * max(1, len(source_ends))
     encode = partial(_encode, tokenizer=tokenizer, dtype=dtype, max_length=max_length, max_ratio=max_ratio)
     with atomic_folder(folder) as temporary:
         writers = {side: _Writer(temporary, side) for side in ("src", "tgt")}
-        for encoded in _in_threads(encode, _kept(chunks, keep), threads):
+        for encoded in _in_threads(encode, _kept(chunks, keep, source_ends), threads):
             writers["src"].write(encoded.src_ids, encoded.src_lengths)
             writers["tgt"].write(encoded.tgt_ids, encoded.tgt_lengths)
             dropped.update(encoded.dropped)
+            unknown += encoded.unknown
+            source_sizes[encoded.source] += len(encoded.src_lengths)
         for writer in writers.values():
             writer.close()
         counts = {rule: dropped[rule] for rule in LENGTH_RULES if dropped[rule]}
-        meta = {"format_version": FORMAT_VERSION, "dtype": dtype.name, "dropped": counts}
+        sides = dict(zip(("src", "tgt"), unknown.tolist(), strict=True))
+        meta = {"format_version": FORMAT_VERSION, "dtype": dtype.name, "dropped": counts, "unknown": sides}
+        meta["source_sizes"] = source_sizes
         (temporary / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
 @dataclass(frozen=True)
 class _Encoded:
-    """Pairs that passed the length rules: ids end to end (tokens,), and how many each pair has, int64 (pairs,)."""
+    """Pairs of a source that passed the length rules: ids end to end (tokens,), and how many each has, int64 (pairs,).
 
+    Attributes:
+        unknown: int64 (2, 2), by side: pieces that are <unk>, and all, without EOS, before those rules.
+    """
+
+    source: int
     src_ids: NDArray[Any]
     src_lengths: NDArray[np.int64]
     tgt_ids: NDArray[Any]
     tgt_lengths: NDArray[np.int64]
     dropped: Counter[str]
+    unknown: NDArray[np.int64]
 
 
-def _kept(chunks: Iterable[Chunk], keep: NDArray[np.bool_]) -> Iterator[Chunk]:
-    """The chunks without the pairs that were dropped, in portions: ids in lists take more memory than text."""
+def _kept(chunks: Iterable[Chunk], keep: NDArray[np.bool_], source_ends: Sequence[int]) -> Iterator[tuple[int, Chunk]]:
+    """The chunks without the pairs that were dropped, in portions: ids in lists take more memory than text.
+
+    Each with the number of the source that it is of.
+    """
     position = 0
     for src_lines, tgt_lines in chunks:
+        source = bisect_right(source_ends, position)
         kept = np.flatnonzero(keep[position : position + len(src_lines)]).tolist()
         position += len(src_lines)
         for start in range(0, len(kept), _PORTION_PAIRS):
             portion = kept[start : start + _PORTION_PAIRS]
-            yield [src_lines[i] for i in portion], [tgt_lines[i] for i in portion]
+            yield source, ([src_lines[i] for i in portion], [tgt_lines[i] for i in portion])
 
 
-def _encode(chunk: Chunk, tokenizer: Tokenizer, dtype: np.dtype[Any], max_length: int, max_ratio: float) -> _Encoded:
+def _encode(
+    portion: tuple[int, Chunk], tokenizer: Tokenizer, dtype: np.dtype[Any], max_length: int, max_ratio: float
+) -> _Encoded:
+    source, chunk = portion
     src_ids, src_lengths = _flat(tokenizer.encode_src(chunk[0], 1), dtype)
     tgt_ids, tgt_lengths = _flat(tokenizer.encode_tgt(chunk[1], 1), dtype)
+    unk = tokenizer.special.unk
+    unknown = [[int((ids == unk).sum()), len(ids) - len(chunk[0])] for ids in (src_ids, tgt_ids)]
     rules = length_rules(src_lengths, tgt_lengths, max_length, max_ratio)
     dropped = Counter({rule: int(broken.sum()) for rule, broken in rules.items()})
     if dropped.total():
         fits = ~np.logical_or.reduce(list(rules.values()))
         src_ids, src_lengths = src_ids[np.repeat(fits, src_lengths)], src_lengths[fits]
         tgt_ids, tgt_lengths = tgt_ids[np.repeat(fits, tgt_lengths)], tgt_lengths[fits]
-    return _Encoded(src_ids, src_lengths, tgt_ids, tgt_lengths, dropped)
+    return _Encoded(source, src_ids, src_lengths, tgt_ids, tgt_lengths, dropped, np.array(unknown))
 
 
 def _flat(rows: list[list[int]], dtype: np.dtype[Any]) -> tuple[NDArray[Any], NDArray[np.int64]]:

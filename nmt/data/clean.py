@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.data.sources import Chunk
+from nmt.text.tokenizer import training_text
 
 LENGTH_RULES = ("too long", "length ratio")
 
@@ -24,18 +25,23 @@ Item = TypeVar("Item")
 
 
 class Reservoir(Generic[Item]):
-    """A uniform sample of a stream of unknown length (Vitter 1985, algorithm R), the same for the same seed."""
+    """A uniform sample of a stream of unknown length (Vitter 1985, algorithm R), the same for the same seed.
+
+    Attributes:
+        seen: items of the stream so far.
+    """
 
     def __init__(self, size: int, seed: int) -> None:
         self.items: list[Item] = []
-        self._size, self._seen, self._random = size, 0, random.Random(seed)
+        self.seen = 0
+        self._size, self._random = size, random.Random(seed)
 
     def offer(self, item: Item) -> None:
         """Let the next item of the stream into the sample, or not."""
-        self._seen += 1
+        self.seen += 1
         if len(self.items) < self._size:
             self.items.append(item)
-        elif (slot := int(self._random.random() * self._seen)) < self._size:
+        elif (slot := int(self._random.random() * self.seen)) < self._size:
             self.items[slot] = item
 
 
@@ -47,7 +53,8 @@ class Scan:
         keep: bool (pairs,), False where a rule dropped the pair.
         dropped: pairs by rule.
         content_hash: hex sha256 over all pairs, in order.
-        src_sample, tgt_sample: lines sampled for tokenizer training.
+        src_sample, tgt_sample: lines sampled for tokenizer training, as much of each as it reads.
+        offered: pairs that they were sampled from.
     """
 
     keep: NDArray[np.bool_]
@@ -55,6 +62,7 @@ class Scan:
     content_hash: str
     src_sample: list[str]
     tgt_sample: list[str]
+    offered: int = 0
 
     def drop_sample(self) -> None:
         """Give back the sample's memory, once the tokenizer is trained."""
@@ -81,15 +89,15 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
         if sample is not None:
             for pair in pairs:
                 if pair[0] and pair[1]:
-                    sample.offer(pair)
+                    sample.offer((training_text(pair[0]), training_text(pair[1])))
     keep = ~np.frombuffer(empty, dtype=bool)
     dropped = Counter({"empty": int(len(keep) - keep.sum())})
     if remove_duplicates:
         first = _first_of_equals(np.frombuffer(hashes, dtype=np.uint64))
         dropped["duplicate"] = int((keep & ~first).sum())
         keep &= first
-    sampled = sample.items if sample is not None else []
-    return Scan(keep, dropped, content.hexdigest(), [src for src, _ in sampled], [tgt for _, tgt in sampled])
+    sampled, offered = (sample.items, sample.seen) if sample is not None else ([], 0)
+    return Scan(keep, dropped, content.hexdigest(), [src for src, _ in sampled], [tgt for _, tgt in sampled], offered)
 
 
 def _first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +24,12 @@ from nmt.data.sources import Chunk, describe, read_chunks
 from nmt.errors import DataError
 from nmt.storage.atomic import atomic_folder, remove_folder, remove_stale, write_file
 from nmt.storage.manifest import damage
-from nmt.text.tokenizer import Tokenizer, train_sentencepiece
+from nmt.text.tokenizer import Tokenizer, tagged, train_sentencepiece
 
 Say = Callable[[str], None]
 _MODEL = "tokenizer.model"  # in the folder of a cached tokenizer
-_SIDES = {"source": "src", "target": "tgt"}
-_MOST_UNKNOWN = 0.05  # of the pieces of a side: with more a tokenizer was made for other text
+_SIDES = {"src": "source", "tgt": "target"}
+_MOST_UNKNOWN, _FEW_UNKNOWN = 0.05, 10  # of the pieces of a side: more are refused, but never so few
 
 
 @dataclass
@@ -80,25 +81,29 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
     say(f"reading {', '.join(describe(source, data) for source in data.train)}")
     tokenizer = tokenizer or _given_tokenizer(config)
     sample_lines = config.tokenizer.train_lines if tokenizer is None else 0
-    train = _scan(config, data.train, say, remove_duplicates=data.remove_duplicates, sample_lines=sample_lines)
+    train, ends = _scan(config, data.train, say, remove_duplicates=data.remove_duplicates, sample_lines=sample_lines)
     keep, train_dropped = train.keep.copy(), train.dropped
     if data.valid is None:
-        valid_sources, valid_keep = data.train, _hold_out(keep, data.valid_size, config.training.seed)
+        valid_sources, valid_ends = data.train, ends
+        valid_keep = _hold_out(keep, data.valid_size, config.training.seed)
         valid_dropped = Counter[str]()
         keep &= ~valid_keep
         train_dropped = train_dropped + Counter({"held out": int(valid_keep.sum())})
     else:
         valid_sources = [data.valid]
-        valid = _scan(config, valid_sources, say, remove_duplicates=False, sample_lines=0)
+        valid, valid_ends = _scan(config, valid_sources, say, remove_duplicates=False, sample_lines=0)
         valid_keep, valid_dropped = valid.keep, valid.dropped
     if tokenizer is None:
         tokenizer = _train_tokenizer(config, train, cache, say)
     train.drop_sample()
+    _check_tags(config, tokenizer)
     # Validation is read before training text is encoded, so that its mistakes show early.
     valid_src, valid_tgt = _texts(config, valid_sources, valid_keep)
     build = _CacheBuilder(config, tokenizer, cache, say, threads)
-    valid_cache = build("valid", valid_sources, valid_keep, _key(valid_src, valid_tgt))
-    train_cache = build("train", data.train, keep, train.content_hash)
+    valid_cache = build("valid", valid_sources, valid_keep, _key(valid_src, valid_tgt), valid_ends)
+    _refuse_unknown("valid", valid_cache, say)
+    train_cache = build("train", data.train, keep, train.content_hash, ends)
+    _refuse_unknown("train", train_cache, say)
     counts = {
         "train": _counts(len(train.keep), train_dropped, train_cache),
         "valid": _counts(len(valid_src) + valid_dropped.total(), valid_dropped, valid_cache),
@@ -110,18 +115,32 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
                 f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two "
                 f"sides are translations of each other, and data.max_length and data.max_length_ratio."
             )
-    _check_unknown(tokenizer, train_cache, say)
     return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts)
 
 
-def _scan(config: Config, sources: list[Source], say: Say, *, remove_duplicates: bool, sample_lines: int) -> Scan:
-    chunks, seed = _chunks(config, sources, say), config.training.seed
-    return scan(chunks, remove_duplicates=remove_duplicates, sample_lines=sample_lines, seed=seed)
+def _scan(
+    config: Config, sources: list[Source], say: Say, *, remove_duplicates: bool, sample_lines: int
+) -> tuple[Scan, list[int]]:
+    """Returns: what was found, without tags; and how many pairs were read at the end of each source."""
+    ends: list[int] = []
+
+    def chunks() -> Iterator[Chunk]:
+        read = 0
+        for source in sources:
+            for chunk in read_chunks(source, config.data, say):
+                read += len(chunk[0])
+                yield chunk
+            ends.append(read)
+
+    seed = config.training.seed
+    return scan(chunks(), remove_duplicates=remove_duplicates, sample_lines=sample_lines, seed=seed), ends
 
 
-def _chunks(config: Config, sources: list[Source], say: Say = lambda text: None) -> Iterator[Chunk]:
+def _chunks(config: Config, sources: list[Source]) -> Iterator[Chunk]:
+    """The pairs of these sources, each source text behind the tag of its source."""
     for source in sources:
-        yield from read_chunks(source, config.data, say)
+        for src_lines, tgt_lines in read_chunks(source, config.data):
+            yield tagged(source.tag, src_lines), tgt_lines
 
 
 def _hold_out(keep: NDArray[np.bool_], size: int, seed: int) -> NDArray[np.bool_]:
@@ -154,14 +173,45 @@ def _given_tokenizer(config: Config) -> Tokenizer | None:
     return Tokenizer.from_files(folder / given.src_model, folder / given.tgt_model if given.tgt_model else None)
 
 
+def _check_tags(config: Config, tokenizer: Tokenizer) -> None:
+    """Raises: ConfigError, for a tag that is no user symbol of a tokenizer that was given."""
+    for tag in [*_tags(config), config.decoding.tag]:
+        if tag:
+            tokenizer.check_tag(tag)
+
+
+def _tags(config: Config) -> list[str]:
+    sources = [*config.data.train, *([config.data.valid] if config.data.valid else [])]
+    return [source.tag for source in sources if source.tag]
+
+
+def _refuse_unknown(split: str, cache: TokenCache, say: Say) -> None:
+    """Say how many pieces are <unk>. Raises: DataError, if they are so many that text and tokenizer do not match."""
+    shares = {side: unknown / max(1, pieces) for side, (unknown, pieces) in cache.unknown.items()}
+    if shares:  # caches of earlier versions say nothing
+        say(f"{split}: unknown pieces: {shares['src']:.2%} of the source, {shares['tgt']:.2%} of the target")
+    for side, (unknown, pieces) in cache.unknown.items():
+        if unknown > max(_FEW_UNKNOWN, _MOST_UNKNOWN * pieces):
+            raise DataError(
+                f"{unknown / pieces:.0%} of the {_SIDES[side]} pieces of the {split} text are <unk> ({unknown:,} of "
+                f"{pieces:,}; {_MOST_UNKNOWN:.0%} are allowed): the tokenizer does not know their characters. Is the "
+                f"file in the right language, and the tokenizer the right one? Else train one with "
+                f"tokenizer.byte_fallback = true, or a higher tokenizer.character_coverage."
+            )
+
+
 def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Tokenizer:
     options = config.tokenizer
+    symbols = list(dict.fromkeys([*options.user_symbols, *_tags(config), *filter(None, [config.decoding.tag])]))
+    options = options.model_copy(update={"user_symbols": symbols})
+    shown = options.model_dump_json(exclude=None if symbols else {"user_symbols"})  # as earlier versions named it
     samples = [train.src_sample + train.tgt_sample] if options.joint else [train.src_sample, train.tgt_sample]
     models = []
     for sample in samples:
-        folder = cache / f"tokenizer-{_key(sample, [options.model_dump_json()])[:16]}"
+        folder = cache / f"tokenizer-{_key(sample, [shown])[:16]}"
         if not _is_whole(folder, say):
-            say(f"training a {options.type} tokenizer on {len(sample):,} lines")
+            of_all = f", sampled of {train.offered:,} pairs" if train.offered > len(train.src_sample) else ""
+            say(f"training a {options.type} tokenizer on {len(sample):,} lines{of_all}")
             if not sample:
                 raise DataError(
                     f"There is no text to train a tokenizer on: of {len(train.keep):,} training pairs, "
@@ -178,20 +228,6 @@ def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Toke
     return tokenizer
 
 
-def _check_unknown(tokenizer: Tokenizer, cache: TokenCache, say: Say) -> None:
-    """Say how many pieces of a sample of the pairs are <unk>. Raises: DataError (more than 5 % of a side)."""
-    sample = np.arange(0, len(cache), 1 + len(cache) // 10_000)
-    unk = tokenizer.special.unk
-    shares = {name: float(np.mean(cache.gather(side, sample)[0] == unk)) for name, side in _SIDES.items()}
-    say("unknown pieces: " + ", ".join(f"{share:.2%} of the {name}" for name, share in shares.items()))
-    for name, share in shares.items():
-        if share > _MOST_UNKNOWN:
-            raise DataError(
-                f"The tokenizer does not know {share:.1%} of the pieces of the {name} text: it was made for another. "
-                f"Train one on this text, with tokenizer.byte_fallback = true or a larger character_coverage."
-            )
-
-
 @dataclass
 class _CacheBuilder:
     """Finds the token cache of a split by its content, or builds it."""
@@ -202,15 +238,23 @@ class _CacheBuilder:
     say: Say
     threads: int
 
-    def __call__(self, split: str, sources: list[Source], keep: NDArray[np.bool_], content: str) -> TokenCache:
+    def __call__(
+        self, split: str, sources: list[Source], keep: NDArray[np.bool_], content: str, ends: list[int]
+    ) -> TokenCache:
+        """`ends`: how many pairs are read at the end of each source."""
         data = self.config.data
-        key = {
+        key: dict[str, Any] = {
             "content": content,
             "keep": hashlib.sha256(np.packbits(keep).tobytes()).hexdigest(),
             "tokenizer": self.tokenizer.sha256,
             "rules": [data.max_length, data.max_length_ratio],
             "format": FORMAT_VERSION,
         }
+        # What earlier versions did not have is named where it is used alone: their caches are found again.
+        if any(source.weight != 1 for source in sources):
+            key["ends"] = ends
+        if any(source.tag for source in sources):
+            key["tags"] = [[source.tag, end] for source, end in zip(sources, ends, strict=True)]
         folder = self.folder / f"{split}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
         if not _is_whole(folder, self.say):
             self.say(f"encoding {int(keep.sum()):,} {split} pairs")
@@ -222,6 +266,7 @@ class _CacheBuilder:
                 max_length=data.max_length,
                 max_ratio=data.max_length_ratio,
                 threads=self.threads,
+                source_ends=ends,
             )
         return TokenCache(folder)
 

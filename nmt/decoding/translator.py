@@ -29,6 +29,7 @@ from nmt.model.kv_cache import DecoderState, even_width
 from nmt.model.memory import is_out_of_memory, keep_freed_pages
 from nmt.model.transformer import Transformer
 from nmt.text.lines import clean
+from nmt.text.tokenizer import tagged
 
 Found = list[list[Hypothesis]]  # of each sentence, best first
 Find = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]] | None], Found]  # from source ids and target ids
@@ -90,6 +91,8 @@ class Translator:
         self.bundle = bundles[0]
         self.decoding: DecodingConfig = self.bundle.config.decoding.changed(**(decoding or {}))
         _check_ensemble(bundles)
+        if self.decoding.tag:
+            self.bundle.tokenizer.check_tag(self.decoding.tag)
         special = self.bundle.tokenizer.special
         self.options = SearchOptions(
             bos=special.bos,
@@ -218,7 +221,7 @@ class Translator:
         cleaned = [clean(line) for line in lines]
         found: Found = [[] for _ in cleaned]
         places = [place for place, line in enumerate(cleaned) if line]
-        encoded = dict(zip(places, self.bundle.tokenizer.encode_src([cleaned[p] for p in places]), strict=True))
+        encoded = dict(zip(places, self._encode_src([cleaned[p] for p in places]), strict=True))
 
         def work(batch: list[int]) -> Found:
             before_batch()
@@ -229,6 +232,10 @@ class Translator:
             for place, hypotheses in zip(batch, results, strict=True):
                 found[place] = hypotheses
         return found
+
+    def _encode_src(self, texts: Sequence[str]) -> list[list[int]]:
+        """Ids of source texts, each behind the tag of `[decoding]` if there is one."""
+        return self.bundle.tokenizer.encode_src(tagged(self.decoding.tag, texts))
 
     def _or_in_halves(
         self,

@@ -80,7 +80,7 @@ def export_ctranslate2(bundle: Bundle, folder: Path) -> list[str]:
     return [
         "a CTranslate2 folder holds no decode defaults: give translate_batch "
         f"{', '.join(_arguments(config.decoding))} (and max_decoding_length, 256 by default, for long lines)",
-        *lost_defaults(config.decoding, ("min_length_ratio", "sample"), "CTranslate2"),
+        *lost_defaults(config.decoding, ("min_length_ratio", "sample", "tag"), "CTranslate2"),
     ]
 
 

@@ -86,7 +86,7 @@ def export_marian(bundle: Bundle, folder: Path) -> list[str]:
     for name, table in tables.items():
         write_file(folder / name, json.dumps(table, indent=2, ensure_ascii=False).encode())
     return lost_defaults(
-        config.decoding, ("coverage_penalty", "min_length_ratio", "repetition_penalty", "sample"), "transformers"
+        config.decoding, ("coverage_penalty", "min_length_ratio", "repetition_penalty", "sample", "tag"), "transformers"
     )
 
 

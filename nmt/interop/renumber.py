@@ -11,18 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from nmt.errors import BundleError, ConfigError
+from nmt.text.model_proto import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    PIECES,
+    SELF_TEST_DATA,
+    TRAINER_SPEC,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    parse_piece,
+)
 from nmt.text.protobuf import bytes_field, fields, varint
 from nmt.text.spm_model import open_model, read_model
 from nmt.text.tokenizer import SpecialIds
 
-_PIECES, _TRAINER_SPEC, _SELF_TEST_DATA = 1, 2, 4  # fields of ModelProto
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # SentencePiece.Type
 _UNKNOWN_PENALTY = 10.0  # SentencePiece's: how far below the lowest score an unknown character stands
 _IDS = {"unk": (40, 45), "bos": (41, 46), "eos": (42, 47), "pad": (43, 48)}  # TrainerSpec: fields of id and of piece
 
 # What becomes of a piece that is not the model's own. Hidden: as <pad>, text neither becomes it nor is made of it; but
 # a single character that the model does not know does become it, as in transformers. Shown: text is made of it alone.
-FOREIGN_HIDDEN, FOREIGN_SHOWN = _CONTROL, _UNUSED
+FOREIGN_HIDDEN, FOREIGN_SHOWN = CONTROL, UNUSED
 
 
 @dataclass(frozen=True)
@@ -38,10 +48,10 @@ class Pieces:
         try:
             proto = read_model(path)
             open_model(proto)
-            pieces = [_parse_piece(content) for field, _, content in fields(proto) if field == _PIECES]
+            pieces = [parse_piece(content) for field, _, content in fields(proto) if field == PIECES]
         except (ConfigError, BundleError, ValueError) as error:
             raise BundleError(f"{path} cannot be read as a SentencePiece model: {error}.") from error
-        return cls(proto, {p: (score, kind) for p, score, kind in pieces if kind in (_NORMAL, _USER_DEFINED, _BYTE)})
+        return cls(proto, {p: (score, kind) for p, score, kind in pieces if kind in (NORMAL, USER_DEFINED, BYTE)})
 
 
 def renumber(model: Pieces, pieces: Sequence[str], special: SpecialIds, *, foreign: int) -> bytes:
@@ -56,19 +66,19 @@ def renumber(model: Pieces, pieces: Sequence[str], special: SpecialIds, *, forei
     for number, piece in enumerate(pieces):
         score, kind = model.known.get(piece, (lowest, foreign))
         if piece not in model.known and foreign == FOREIGN_HIDDEN and len(piece) == 1:
-            score, kind = lowest - _UNKNOWN_PENALTY, _NORMAL
+            score, kind = lowest - _UNKNOWN_PENALTY, NORMAL
         if number == special.unk:
-            kind = _UNKNOWN
+            kind = UNKNOWN
         elif number in (special.pad, special.bos, special.eos):
-            kind = _CONTROL
+            kind = CONTROL
         body = bytes_field(1, piece.encode()) + b"\x15" + struct.pack("<f", score) + b"\x18" + varint(kind)
-        output.append(bytes_field(_PIECES, body))
-    output += [raw for field, raw, _ in fields(model.proto) if field not in (_PIECES, _SELF_TEST_DATA)]
+        output.append(bytes_field(PIECES, body))
+    output += [raw for field, raw, _ in fields(model.proto) if field not in (PIECES, SELF_TEST_DATA)]
     names = b""
     for name, (id_field, piece_field) in _IDS.items():
         number = getattr(special, name)
         names += varint(id_field << 3) + varint(number) + bytes_field(piece_field, pieces[number].encode())
-    return b"".join(output) + bytes_field(_TRAINER_SPEC, names)
+    return b"".join(output) + bytes_field(TRAINER_SPEC, names)
 
 
 def without_foreign(proto: bytes, special: SpecialIds) -> bytes:
@@ -76,8 +86,8 @@ def without_foreign(proto: bytes, special: SpecialIds) -> bytes:
     output, number, dropped, ids = [], 0, 0, b""
     control = (special.pad, special.unk, special.bos, special.eos)
     for field, raw, content in fields(proto):
-        if field == _PIECES:
-            foreign = number not in control and _parse_piece(content)[2] in (FOREIGN_HIDDEN, FOREIGN_SHOWN)
+        if field == PIECES:
+            foreign = number not in control and parse_piece(content)[2] in (FOREIGN_HIDDEN, FOREIGN_SHOWN)
             for name, (id_field, _) in _IDS.items():
                 if number == getattr(special, name):
                     ids += varint(id_field << 3) + varint(number - dropped)
@@ -86,16 +96,4 @@ def without_foreign(proto: bytes, special: SpecialIds) -> bytes:
                 dropped += 1
                 continue
         output.append(raw)
-    return b"".join(output) + bytes_field(_TRAINER_SPEC, ids) if dropped else proto
-
-
-def _parse_piece(content: int | bytes) -> tuple[str, float, int]:
-    """Text, score and type of a SentencePiece message. Raises: ValueError."""
-    found: dict[int, int | bytes] = {1: b"", 2: b"\0\0\0\0", 3: _NORMAL}
-    for number, _, value in fields(content) if isinstance(content, bytes) else ():
-        if number not in found or type(value) is not type(found[number]):
-            raise ValueError(f"a piece has the unknown field {number}")
-        found[number] = value
-    text, score, kind = found.values()
-    assert isinstance(text, bytes) and isinstance(score, bytes) and isinstance(kind, int)
-    return text.decode(), struct.unpack("<f", score)[0], kind
+    return b"".join(output) + bytes_field(TRAINER_SPEC, ids) if dropped else proto

@@ -11,13 +11,14 @@ from pathlib import Path
 import sentencepiece as spm
 
 from nmt.errors import BundleError, ConfigError
+from nmt.text.model_proto import TRAINER_SPEC
 from nmt.text.protobuf import fields
 
 MAX_MODEL_BYTES = 16 << 20
 _MAX_SURFACE_BYTES = 1024  # what one character, or one <unk>, may become
 
-# Fields of ModelProto, of its NormalizerSpec and of its TrainerSpec.
-_TRAINER_SPEC, _NORMALIZER_SPECS, _CHARSMAP, _UNK_SURFACE = 2, (3, 5), 2, 44
+# More fields of ModelProto, of its NormalizerSpec and of its TrainerSpec.
+_NORMALIZER_SPECS, _CHARSMAP, _UNK_SURFACE = (3, 5), 2, 44
 _ID_FIELDS = {"unk": 40, "bos": 41, "eos": 42, "pad": 43}
 
 
@@ -54,7 +55,7 @@ def open_model(model: bytes) -> spm.SentencePieceProcessor:
 
 def moved_pieces(model: bytes, found: Mapping[str, int]) -> str | None:
     """Where pad, unk, bos or eos are (as `found`) and a sound model says otherwise, or None. A -1 says nothing."""
-    said = {name: _specs(model)[_TRAINER_SPEC].get(field) for name, field in _ID_FIELDS.items()}
+    said = {name: _specs(model)[TRAINER_SPEC].get(field) for name, field in _ID_FIELDS.items()}
     for name, number in said.items():
         if isinstance(number, int) and number < 1 << 31 and number != found[name]:  # larger ones are negative
             return f"its {name} piece is number {found[name]}, and it says {number}"
@@ -63,7 +64,7 @@ def moved_pieces(model: bytes, found: Mapping[str, int]) -> str | None:
 
 def _specs(model: bytes) -> dict[int, dict[int, int | bytes]]:
     """The settings by field of ModelProto; a message given twice is merged. Raises: ValueError."""
-    specs: dict[int, dict[int, int | bytes]] = {number: {} for number in (_TRAINER_SPEC, *_NORMALIZER_SPECS)}
+    specs: dict[int, dict[int, int | bytes]] = {number: {} for number in (TRAINER_SPEC, *_NORMALIZER_SPECS)}
     for number, _, spec in fields(model[_end_of_short_pieces(model) :]):
         if number in specs and isinstance(spec, bytes):
             specs[number] |= {field: value for field, _, value in fields(spec)}
@@ -73,7 +74,7 @@ def _specs(model: bytes) -> dict[int, dict[int, int | bytes]]:
 def _longest_surface(model: bytes) -> int:
     """Bytes that normalisation makes of one character, or decoding of <unk>, at most. Raises: ValueError."""
     specs = _specs(model)
-    texts = [specs[_TRAINER_SPEC].get(_UNK_SURFACE)]
+    texts = [specs[TRAINER_SPEC].get(_UNK_SURFACE)]
     for number in _NORMALIZER_SPECS:
         table = specs[number].get(_CHARSMAP)
         if isinstance(table, bytes):  # the size of a trie, the trie, texts

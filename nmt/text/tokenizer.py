@@ -2,6 +2,11 @@
 
 A `Tokenizer` serves both sides of a language pair, with one model for both or one each. Encoded sentences end with EOS
 and have no BOS and no padding.
+
+What comes back from pieces is the normalised text. The default, `nmt_nfkc`, makes one space of several, of a no-break
+space and of other white space, drops spaces at the ends, and writes "…" as "...", "ﬁ" as "fi" and full-width letters as
+plain ones; with `identity` every character comes back but a "▁", which is a space. User symbols are pieces wherever
+they stand in a text, in the user's too: `<2de> Hello` means what the tag `<2de>` before `Hello` means.
 """
 
 import hashlib
@@ -13,11 +18,14 @@ from pathlib import Path
 import sentencepiece as spm
 
 from nmt.config import TokenizerConfig
-from nmt.errors import BundleError, DataError
+from nmt.errors import BundleError, ConfigError, DataError
+from nmt.text.model_proto import USER_DEFINED, piece_table
 from nmt.text.spm_model import moved_pieces, open_model, read_model
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the tokenizers trained here; other code asks the Tokenizer
 
+
+MAX_TRAINING_BYTES = 4192  # SentencePiece leaves longer lines out
 
 # A fixed number, not that of the cores: SentencePiece writes it into the model, whose hash names caches.
 _TRAINING_THREADS = 8
@@ -31,6 +39,18 @@ class SpecialIds:
     unk: int = UNK
     bos: int = BOS
     eos: int = EOS
+
+
+def training_text(line: str) -> str:
+    """As much of a line as a tokenizer is trained on: its beginning, up to 4,192 bytes."""
+    if 4 * len(line) <= MAX_TRAINING_BYTES:
+        return line
+    return line.encode()[:MAX_TRAINING_BYTES].decode(errors="ignore")
+
+
+def tagged(tag: str, lines: Sequence[str]) -> list[str]:
+    """Source lines behind a tag; blank ones stay blank, and without a tag all stay as they are."""
+    return [f"{tag} {line}" if line else line for line in lines] if tag else list(lines)
 
 
 def train_sentencepiece(lines: Iterable[str], config: TokenizerConfig) -> bytes:
@@ -50,6 +70,7 @@ def train_sentencepiece(lines: Iterable[str], config: TokenizerConfig) -> bytes:
             character_coverage=config.character_coverage,
             byte_fallback=config.byte_fallback,
             normalization_rule_name=config.normalization,
+            user_defined_symbols=config.user_symbols,
             pad_id=PAD,
             unk_id=UNK,
             bos_id=BOS,
@@ -108,6 +129,16 @@ class Tokenizer:
     def sha256(self) -> str:
         """A digest of both models."""
         return hashlib.sha256(self.src_model + (b"" if self.joint else self.tgt_model)).hexdigest()
+
+    def check_tag(self, tag: str) -> None:
+        """Raises: ConfigError, if the source side does not know this tag as a user symbol."""
+        symbols = [piece for piece, _, kind in piece_table(self.src_model) if kind == USER_DEFINED]
+        if tag not in symbols:
+            known = f"it knows {', '.join(symbols[:20])}" if symbols else "it has none"
+            raise ConfigError(
+                f"The tag {tag} is no user symbol of the tokenizer: {known}. A tokenizer has it if it is trained with "
+                f"the tag in tokenizer.user_symbols, or as the tag of a source."
+            )
 
     def encode_src(self, lines: Sequence[str], num_threads: int = 1) -> list[list[int]]:
         """Piece ids of source lines, each ended by EOS."""

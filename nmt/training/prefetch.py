@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from nmt.data.batching import Batch, BatchStream, Ids, Position
+from nmt.data.batching import Batch, BatchStream, Drawn, Ids, Position, epoch_of
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _Ahead:
         position, batches_in_epoch: of the stream, behind it.
     """
 
-    pairs: Ids
+    pairs: Drawn
     batch: Batch | None
     position: Position
     batches_in_epoch: int
@@ -51,26 +51,36 @@ class Prefetch:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="prefetch") if self._pinned else None
         self._pending: deque[Future[_Ahead]] = deque()
         self._read, self._drawn = 0, 0  # micro-batches: handed to the thread, taken from it
-        self._collated: dict[bytes, Batch] = {}  # of those drawn, until they are asked for
+        self._collated: dict[tuple[int, bytes], Batch] = {}  # of those drawn, until they are asked for
         self._stalled_s = 0.0
 
-    def draw(self) -> Ids:
-        """The pairs of the next batch, int64 (B,); moves `position` on. Raises: whatever went wrong in the thread."""
+    @property
+    def samples(self) -> bool:
+        """See `BatchStream`."""
+        return self._stream.samples
+
+    def draw(self) -> Drawn:
+        """The pairs of the next batch; moves `position` on. Raises: whatever went wrong in the thread."""
         with self._stalling():
             ahead = self._next()
         self.position, self.batches_in_epoch = ahead.position, ahead.batches_in_epoch
         if ahead.batch is not None:
-            self._collated[ahead.pairs.tobytes()] = ahead.batch
+            self._collated[_key(ahead.pairs)] = ahead.batch
         return ahead.pairs
 
     def num_tokens(self, pairs: Ids) -> int:
         """Real target tokens of these pairs."""
-        return self._stream.num_tokens(pairs)
+        if not self._stream.samples:
+            return self._stream.num_tokens(pairs)
+        with self._stalling():
+            if _key(pairs) not in self._collated:
+                self._collated[_key(pairs)] = self._stream.batch(pairs)
+        return self._collated[_key(pairs)].num_tokens
 
     def batch(self, pairs: Ids) -> Batch:
         """These pairs collated: beforehand, if they are a whole batch of this rank that is asked for once."""
         with self._stalling():
-            return self._collated.pop(pairs.tobytes(), None) or self._stream.batch(pairs)
+            return self._collated.pop(_key(pairs), None) or self._stream.batch(pairs)
 
     def take_stalled_s(self) -> float:
         """Seconds in which training waited for data since this was last asked."""
@@ -83,11 +93,11 @@ class Prefetch:
             self._thread.shutdown(cancel_futures=True)
 
     def _next(self) -> _Ahead:
-        if self._thread is None:
-            return self._make(collate=False)
         if self._drawn % self._per_update == 0:
             self._collated.clear()  # an update that ran out of memory asks for parts instead
         self._drawn += 1
+        if self._thread is None:
+            return self._make(collate=False)
         while len(self._pending) <= self._per_update:
             mine = self._read % self._per_update in self._mine
             self._pending.append(self._thread.submit(self._make, mine))
@@ -109,6 +119,10 @@ class Prefetch:
             yield
         finally:
             self._stalled_s += time.monotonic() - began
+
+
+def _key(pairs: Ids) -> tuple[int, bytes]:
+    return epoch_of(pairs), pairs.tobytes()
 
 
 def pinned(batch: Batch) -> Batch:

@@ -36,6 +36,8 @@ _NEW_ORDER = (
     "training.tokens_per_batch",
     "training.equal_source_lengths",
     "training.seed",
+    "training.bpe_dropout",
+    "training.unigram_alpha",
 )  # with these the batches of an epoch are others
 _BEFORE = {
     "compile": False,
@@ -47,13 +49,20 @@ _OTHER_BATCHES = "training.accumulation"
 def new_state(config: Config, prepared: Prepared, world: int) -> TrainState:
     """The state of a run that begins."""
     return TrainState(
-        data=prepared.train.folder.name,
+        data=_data_of(config, prepared),
         valid=prepared.valid.folder.name,
         order=ORDER,
         world=world,
         batches_per_update=config.training.accumulation * world,
         torch=torch.__version__,
     )
+
+
+def _data_of(config: Config, prepared: Prepared) -> str:
+    """A name of the training text and of how often its corpora are seen in an epoch."""
+    weights = [source.weight for source in config.data.train]
+    seen = f" x {weights}" if any(weight != 1 for weight in weights) else ""
+    return prepared.train.folder.name + seen
 
 
 def check_allowed(names: Collection[str]) -> None:

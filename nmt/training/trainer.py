@@ -19,13 +19,15 @@ import torch
 from torch import Tensor
 
 from nmt.bundle import Bundle, load_weights
-from nmt.config import Config
+from nmt.config import Config, TrainingConfig
 from nmt.data.batching import BatchStream, Ids, Position, widest_batch
 from nmt.data.prepare import Prepared
 from nmt.errors import BundleError, ConfigError, Interrupted
 from nmt.model.memory import is_out_of_memory
 from nmt.storage.atomic import atomic_folder
 from nmt.storage.manifest import damage
+from nmt.text.subwords import SubwordSampling
+from nmt.text.tokenizer import Tokenizer
 from nmt.training.checkpoint import CheckpointWriter, Snapshot, average, prune, restore
 from nmt.training.checks import not_finite, refuse_drift, refuse_hopeless
 from nmt.training.distributed import Ranks
@@ -94,6 +96,7 @@ class Trainer:
         self.optimizer = make_optimizer(self.model, config.training)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=config.training.precision == "fp16")
         self.state = new_state(config, prepared, self.ranks.world)
+        self.sampling = sampling_of(config.training, bundle.tokenizer)
         self.stream = self._stream_from(Position())
         self.writer = CheckpointWriter(run)
         self._saved_update, self._waits = 0, 0
@@ -203,8 +206,12 @@ class Trainer:
         """
         config, state = self.config.training, self.state
         drawn = [self.stream.draw() for _ in range(state.batches_per_update)]
-        num_tokens = sum(map(self.stream.num_tokens, drawn))
         numbered = {state.micro_batches + place: drawn[place] for place in self.ranks.share(len(drawn))}
+        if self.stream.samples:  # each rank counts what it has made
+            (total,) = self.ranks.total([sum(map(self.stream.num_tokens, numbered.values()))])
+            num_tokens = int(total)
+        else:
+            num_tokens = sum(map(self.stream.num_tokens, drawn))
         loss = self._gradients(numbered, num_tokens)
         if not self.sharded:  # then the backward pass has summed them
             self.ranks.sum_gradients(self.model)
@@ -461,8 +468,16 @@ class Trainer:
             training.seed,
             position,
             equal_sources=training.equal_source_lengths is True,
+            sampling=self.sampling,
+            weights=[source.weight for source in self.config.data.train],
         )
         return Prefetch(stream, per_update, self.ranks.share(per_update), self.device)
+
+
+def sampling_of(training: TrainingConfig, tokenizer: Tokenizer) -> SubwordSampling | None:
+    """What draws the pieces of training pairs; None if they are always the same. Raises: ConfigError."""
+    amounts = training.bpe_dropout, training.unigram_alpha
+    return SubwordSampling(tokenizer, *amounts, training.seed) if any(amounts) else None
 
 
 def _does_not_fit(what: str) -> ConfigError:

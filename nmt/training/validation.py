@@ -72,7 +72,8 @@ def _translations(bundle: Bundle, lines: list[str], config: Config, stop: StopRe
     device = next(bundle.model.parameters()).device
     with torch.autocast(device.type, dtype=dtype, enabled=dtype is not None):
         searched = {"sample": False, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-        decoding = {"beam_size": config.validation.beam_size, "n_best": 1, **searched}
+        # Without the default tag, since validation text has its own.
+        decoding = {"beam_size": config.validation.beam_size, "n_best": 1, "tag": "", **searched}
         translator = Translator(bundle, decoding=decoding, num_workers=1)
         return translator.translate(lines, before_batch=lambda: _heed(stop))
 

@@ -20,7 +20,7 @@ import pytest
 from nmt.config import TokenizerConfig
 from nmt.data.cache import TokenCache, _in_threads, build_cache
 from nmt.errors import DataError
-from nmt.text.tokenizer import Tokenizer, train_sentencepiece
+from nmt.text.tokenizer import SpecialIds, Tokenizer, train_sentencepiece
 
 rng = random.Random(3)
 WORDS = ["".join(rng.choices("abcdefghij", k=rng.randint(1, 6))) for _ in range(60)]
@@ -100,6 +100,7 @@ class Shuffled:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.src_vocab_size, self.tgt_vocab_size = tokenizer.src_vocab_size, tokenizer.tgt_vocab_size
         self.encode_tgt, self._tokenizer, self._called = tokenizer.encode_tgt, tokenizer, count()
+        self.special = tokenizer.special
 
     def encode_src(self, lines: list[str], num_threads: int) -> list[list[int]]:
         time.sleep(0.01 / (1 + next(self._called)))
@@ -161,7 +162,7 @@ class WideTokenizer:
     """Stands for a tokenizer of any vocabulary: every line is its last two ids."""
 
     def __init__(self, src_size: int, tgt_size: int) -> None:
-        self.src_vocab_size, self.tgt_vocab_size = src_size, tgt_size
+        self.src_vocab_size, self.tgt_vocab_size, self.special = src_size, tgt_size, SpecialIds()
 
     def encode_src(self, lines: list[str], num_threads: int) -> list[list[int]]:
         return [[self.src_vocab_size - 1, self.src_vocab_size - 2]] * len(lines)

@@ -312,3 +312,55 @@ def test_left_overs_of_a_killed_run_are_removed(corpus: Path) -> None:
     (corpus / "cache" / "train-0.tmp-4194305").mkdir()  # above the largest process number
     run(recipe(corpus))
     assert [path.name for path in (corpus / "cache").iterdir() if ".tmp-" in path.name] == []
+
+
+def test_unknown_pieces_are_said_and_many_are_refused(corpus: Path) -> None:
+    plain = {"vocab_size": 320, "byte_fallback": False}
+    said: list[str] = []
+    prepared = run(recipe(corpus, tokenizer=plain), said)
+    assert prepared.train.unknown["src"][0] == 0 and prepared.train.unknown["src"][1] > 1000
+    assert not any("are unknown" in line for line in said)
+    given = train_sentencepiece([text for pair in sentences(200, 1) for text in pair], TokenizerConfig(**plain))
+    (corpus / "my.model").write_bytes(given)
+    wrong = [(src, " ".join("жук" for _ in tgt.split())) for src, tgt in sentences(20, 2)]
+    write(corpus, "valid", wrong)
+    with pytest.raises(DataError, match=r"50% of the target pieces of the valid text are <unk> .*byte_fallback = true"):
+        run(recipe(corpus, tokenizer=plain | {"src_model": "my.model"}))
+    assert run(recipe(corpus)).valid.unknown["tgt"][0] == 0  # bytes
+    write(corpus, "valid", [*sentences(20, 2), wrong[0]])  # six unknown pieces are told, not refused
+    said.clear()
+    run(recipe(corpus, tokenizer=plain | {"src_model": "my.model"}), said)
+    assert any(line.startswith("valid: 6 of ") and "target pieces" in line for line in said)
+
+
+def test_tags_stand_before_source_text(corpus: Path) -> None:
+    write(corpus, "other", [*sentences(30, 4), sentences(1, 1)[0]])
+    train = ["train", {"prefix": "other", "tag": "<other>"}]
+    valid = {"prefix": "valid", "tag": "<valid>"}
+    prepared = run(recipe(corpus, data={"train": train, "valid": valid}, tokenizer={"user_symbols": ["<2de>"]}))
+    assert prepared.counts["train"] == {"read": 231, "kept": 230, "duplicate": 1}  # the tag does not make it another
+    assert prepared.train.source_sizes == [200, 30]
+    expected = sentences(200, 1) + [(f"<other> {src}", tgt) for src, tgt in sentences(30, 4)]
+    assert train_texts(prepared) == expected
+    assert prepared.valid_src[0] == f"<valid> {sentences(1, 2)[0][0]}"
+    tokenizer, pieces = prepared.tokenizer, ["<2de>", "<other>", "<valid>"]
+    numbers = [tokenizer._src.piece_to_id(piece) for piece in pieces]
+    assert prepared.train.src(200).tolist().count(numbers[1]) == 1
+    assert tokenizer.encode_src(["a<2de>b"])[0].count(numbers[0]) == 1  # inline too, and never a control piece
+    assert not set(numbers) & {0, 1, 2, 3}
+    # Another tag is other text; a tokenizer that is given must have it.
+    again = recipe(corpus, data={"train": ["train", {"prefix": "other", "tag": "<2de>"}], "valid": valid})
+    assert run(again, tokenizer=tokenizer).train.folder != prepared.train.folder
+    missing = recipe(corpus, data={"train": {"prefix": "other", "tag": "<lo>"}})
+    with pytest.raises(ConfigError, match=r"The tag <lo> is no user symbol of the tokenizer: it knows <2de>, <other>"):
+        run(missing, tokenizer=tokenizer)
+
+
+def test_what_earlier_versions_named_is_found_again(corpus: Path) -> None:
+    """Weights and tags alone give caches other names, and sampling none."""
+    plain = run(recipe(corpus))
+    names = sorted(path.name for path in (corpus / "cache").iterdir())
+    assert names == ["tokenizer-40bbdb03f4ad6e8e", "train-59474e7cc6485743", "valid-71707b69e912e558"]
+    sampled, weighted = {"max_updates": 1, "bpe_dropout": 0.1}, {"prefix": "train", "weight": 2.0}
+    assert run(recipe(corpus, training=sampled)).train.folder == plain.train.folder
+    assert run(recipe(corpus, data={"train": weighted})).train.folder != plain.train.folder

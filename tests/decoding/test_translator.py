@@ -9,10 +9,12 @@ from torch import Tensor
 
 import tiny
 from nmt.bundle import Bundle
+from nmt.config import TokenizerConfig
 from nmt.decoding import translator as translator_module
 from nmt.decoding.translator import Translator, pick_device
 from nmt.errors import BundleError, ConfigError
 from nmt.model.kv_cache import DecoderState
+from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
 BLANK = ["", " ", "\t", "\u00a0", "\u3000", "\u200b", "\ufeff\u200d", "\x00\x07", "\u2028", "\x0c\x1b"]
 
@@ -190,3 +192,19 @@ def test_a_library_call_takes_lists_of_lines(bundle: Bundle) -> None:
         translator.score(lines, ["a"])
     with pytest.raises(ConfigError, match="did you mean beam_size"):
         Translator(bundle, decoding={"beamsize": 3})
+
+
+def test_the_tag_stands_before_every_line() -> None:
+    """As if it had been written there; blank lines stay blank, and a tag that the model does not have is refused."""
+    options = TokenizerConfig(vocab_size=150, byte_fallback=False, user_symbols=["<2de>"])
+    sources, targets = tiny.sentences(200)
+    model = train_sentencepiece(sources + targets, options)
+    plain = tiny.random_bundle()
+    bundle = Bundle(plain.config, plain.model, Tokenizer(model))
+    assert bundle.tokenizer.src_vocab_size == plain.config.src_vocab_size
+    lines = [*tiny.sentences(10)[0], "", " "]
+    behind = Translator(bundle, decoding={"tag": "<2de>"}).translate(lines)
+    assert behind == Translator(bundle).translate([f"<2de> {line}" if line.strip() else line for line in lines])
+    assert behind != Translator(bundle).translate(lines) and behind[-2:] == ["", ""]
+    with pytest.raises(ConfigError, match=r"The tag <lo> is no user symbol of the tokenizer: it knows <2de>\."):
+        Translator(bundle, decoding={"tag": "<lo>"})

@@ -5,6 +5,7 @@ import random
 import unicodedata
 from collections.abc import Callable
 from dataclasses import astuple
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nmt.config import TokenizerConfig
+from nmt.data.clean import Reservoir
 from nmt.errors import BundleError, ConfigError, DataError
-from nmt.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_sentencepiece
+from nmt.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_sentencepiece, training_text
 
 Figure = Callable[..., None]
 CONTROLS = {PAD, UNK, BOS, EOS}
@@ -249,3 +251,52 @@ def test_from_files(tmp_path: Path) -> None:
         Tokenizer.from_files(tmp_path / "none.model")
     with pytest.raises(ConfigError, match=r"none\.model"):
         Tokenizer.from_files(src, tmp_path / "none.model")
+
+
+def test_user_symbols_are_one_piece_wherever_they_stand(figure: Figure) -> None:
+    symbols = ["<2de>", "<lo>"]
+    wrong = 0
+    for kind, byte_fallback in product(["bpe", "unigram"], [True, False]):
+        tokens = Tokenizer(train(type=kind, byte_fallback=byte_fallback, user_symbols=symbols))
+        numbers = [tokens._src.piece_to_id(symbol) for symbol in symbols]
+        for text in ("<2de> abc", "abc<2de>def", "<2de>", "<2de><2de> <lo>", "a <2d> b", "<2d e>", "</s><lo>"):
+            (ids,) = tokens.encode_src([text])
+            found = [ids.count(number) for number in numbers] != [text.count(symbol) for symbol in symbols]
+            wrong += found or bool({PAD, BOS, EOS} & set(ids[:-1]))
+        assert not set(numbers) & CONTROLS
+        tokens.check_tag("<lo>")
+        with pytest.raises(ConfigError, match="The tag <s> is no user symbol of the tokenizer: it knows <2de>, <lo>"):
+            tokens.check_tag("<s>")
+    with pytest.raises(ConfigError, match="it has none"):
+        Tokenizer(train()).check_tag("<lo>")
+    figure("user_symbols", f"{wrong} of 28 texts wrong", "0", wrong == 0)
+
+
+def test_long_lines_are_used_up_to_what_sentencepiece_reads() -> None:
+    assert [len(training_text(c * 5000).encode()) for c in "aé漢👍"] == [4192, 4192, 4191, 4192]
+    assert training_text("aé") == "aé"
+    with pytest.raises(DataError, match="no text"):  # the control: SentencePiece leaves the whole line out
+        train(["ab cd " * 1000] * 50, vocab_size=30)
+    assert Tokenizer(train([training_text("ab cd " * 1000)] * 50, vocab_size=300)).src_vocab_size > 260
+
+
+def test_sampling_lines_takes_the_memory_of_the_sample(figure: Figure, full: bool) -> None:
+    """A corpus that is longer by a lot takes no more; the control is a list."""
+
+    def private_mb() -> float:
+        status = Path("/proc/self/status").read_text()
+        return int(status.split("RssAnon:")[1].split()[0]) / 1024
+
+    def offered(many: int) -> float:
+        sample = Reservoir[str](5_000, seed=1)
+        for number in range(many):
+            sample.offer(training_text(f"line {number} of a corpus that nobody wrote"))
+        assert (len(sample.items), sample.seen) == (5_000, many)
+        return private_mb()
+
+    many = 4_000_000 if full else 150_000
+    before = offered(10_000)
+    grown = offered(many) - before
+    control = [f"line {number} of a corpus that nobody wrote" for number in range(100_000)]
+    assert private_mb() - before > 5 and len(control) == 100_000
+    figure("tokenizer_sample_memory", f"{grown:.1f} MB more for {many:,} lines", "<= 3", grown <= 3)
