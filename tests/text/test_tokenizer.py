@@ -2,6 +2,7 @@
 
 import io
 import random
+import tracemalloc
 import unicodedata
 from collections.abc import Callable
 from dataclasses import astuple
@@ -283,20 +284,17 @@ def test_long_lines_are_used_up_to_what_sentencepiece_reads() -> None:
 def test_sampling_lines_takes_the_memory_of_the_sample(figure: Figure, full: bool) -> None:
     """A corpus that is longer by a lot takes no more; the control is a list."""
 
-    def private_mb() -> float:
-        status = Path("/proc/self/status").read_text()
-        return int(status.split("RssAnon:")[1].split()[0]) / 1024
-
-    def offered(many: int) -> float:
-        sample = Reservoir[str](5_000, seed=1)
+    def peak_mb(many: int, size: int) -> float:
+        tracemalloc.start()
+        sample = Reservoir[str](size, seed=1)
         for number in range(many):
-            sample.offer(training_text(f"line {number} of a corpus that nobody wrote"))
-        assert (len(sample.items), sample.seen) == (5_000, many)
-        return private_mb()
+            sample.offer(training_text(f"line {number:9} of a corpus that nobody wrote"))
+        assert (len(sample.items), sample.seen) == (size, many)
+        peak = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return peak / 2**20
 
-    many = 4_000_000 if full else 150_000
-    before = offered(10_000)
-    grown = offered(many) - before
-    control = [f"line {number} of a corpus that nobody wrote" for number in range(100_000)]
-    assert private_mb() - before > 5 and len(control) == 100_000
-    figure("tokenizer_sample_memory", f"{grown:.1f} MB more for {many:,} lines", "<= 3", grown <= 3)
+    many = 4_000_000 if full else 60_000
+    grown = peak_mb(many, 5_000) - peak_mb(6_000, 5_000)
+    assert peak_mb(60_000, 60_000) > 5
+    figure("tokenizer_sample_memory", f"{grown:.2f} MB more for {many:,} lines", "<= 0.1", grown <= 0.1)
