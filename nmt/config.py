@@ -240,6 +240,8 @@ class DecodingConfig(Section):
     top_k: int = Field(default=0, ge=0, le=1_000_000)  # 0: all
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
+    # Whether the sentences of a line are translated one by one; auto: if over 95 % of the training lines were one each.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:

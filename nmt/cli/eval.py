@@ -28,6 +28,7 @@ def evaluate(
     json_: Annotated[bool, typer.Option("--json", help="Scores as one JSON object.")] = False,
     beam_size: options.BeamSize = None,
     length_penalty: options.LengthPenalty = None,
+    split_sentences: options.SplitSentences = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,

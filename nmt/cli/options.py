@@ -84,6 +84,11 @@ TopK = Annotated[int | None, _decoding("--top-k", help="Sample among the k likel
 TopP = Annotated[float | None, _decoding("--top-p", help="Sample among the likeliest of this probability.")]
 Seed = Annotated[int | None, _decoding("--seed", help="Of sampling.")]
 
+SplitSentences = Annotated[
+    str | None,
+    _decoding("--split-sentences", help="always, never; auto: if the model was trained on single sentences."),
+]
+
 
 def decoding_keys(context: typer.Context) -> dict[str, Any]:
     """The keys of `[decoding]` among the options that were given; a key of sampling alone turns sampling on.

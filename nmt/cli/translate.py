@@ -1,7 +1,7 @@
 """`nmt translate`."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,12 +27,14 @@ class _Request:
         prefix: what the translation must begin with.
         fields: of a line of JSON; None of any other, and of a blank one.
         error: why the line cannot be translated.
+        number: of the line, from 1.
     """
 
     text: str = ""
     prefix: str = ""
     fields: dict[str, Any] | None = None
     error: str = ""
+    number: int = 0
 
 
 def translate(
@@ -66,6 +68,7 @@ def translate(
     top_k: options.TopK = None,
     top_p: options.TopP = None,
     seed: options.Seed = None,
+    split_sentences: options.SplitSentences = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
@@ -90,16 +93,17 @@ def translate(
         raise ConfigError('--prefix goes with text; with --format jsonl give each object a field "prefix".')
     source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
     prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
-    requests = _requests(source, prefixes, format)
+    requests = (replace(each, number=n) for n, each in enumerate(_requests(source, prefixes, format), start=1))
     read = [source, *([prefixes] if prefixes else [])]
     turns = Turns(any(each.live for each in read), line_buffered)
-    quiet = quiet or not turns.first
-    bad, overflows = streams.BadLines(source.name, quiet), streams.Overflows()
+    silent, quiet = quiet, quiet or not turns.first  # every process knows its own lines' translations alone
+    bad, overflows, short = streams.BadLines(source.name, quiet), streams.Overflows(), streams.ShortTranslations()
     with streams.results_to(turns.output(output)) as out:
         translator = options.open_translator(context)
 
         def answer(request: _Request, translation: "Translation") -> str:
             overflows.look(translation.hypotheses)
+            short.look(request.number, translation)
             return _answer(request, translation, translator, format)
 
         streams.answer(
@@ -113,6 +117,7 @@ def translate(
         )
     for each in read:
         each.warn(quiet)
+    short.warn(source.name, silent)
     overflows.check()
     bad.check()
 

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from nmt.data.sources import Chunk
 
+LOOKED_AT = 20_000  # source lines that are sampled to see whether they are one sentence each
 LENGTH_RULES = ("too long", "length ratio")
 
 Item = TypeVar("Item")
@@ -48,6 +49,7 @@ class Scan:
         dropped: pairs by rule.
         content_hash: hex sha256 over all pairs, in order.
         src_sample, tgt_sample: lines sampled for tokenizer training.
+        src_lines: up to LOOKED_AT source lines, the same for the same corpus.
     """
 
     keep: NDArray[np.bool_]
@@ -55,10 +57,11 @@ class Scan:
     content_hash: str
     src_sample: list[str]
     tgt_sample: list[str]
+    src_lines: list[str]
 
     def drop_sample(self) -> None:
-        """Give back the sample's memory, once the tokenizer is trained."""
-        self.src_sample, self.tgt_sample = [], []
+        """Give back the samples' memory, once the tokenizer is trained."""
+        self.src_sample, self.tgt_sample, self.src_lines = [], [], []
 
 
 def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int) -> Scan:
@@ -71,6 +74,7 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
     """
     hashes, empty = array("Q"), bytearray()
     content = hashlib.sha256()
+    looked_at = Reservoir[str](LOOKED_AT, 0)
     sample = Reservoir[tuple[str, str]](max(1, sample_lines // 2), seed) if sample_lines else None
     for src_lines, tgt_lines in chunks:
         pairs = list(zip(src_lines, tgt_lines, strict=True))
@@ -78,9 +82,10 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
         content.update(digests)
         hashes.frombytes(digests)
         empty += bytes([not src or not tgt for src, tgt in pairs])
-        if sample is not None:
-            for pair in pairs:
-                if pair[0] and pair[1]:
+        for pair in pairs:
+            if pair[0] and pair[1]:
+                looked_at.offer(pair[0])
+                if sample is not None:
                     sample.offer(pair)
     keep = ~np.frombuffer(empty, dtype=bool)
     dropped = Counter({"empty": int(len(keep) - keep.sum())})
@@ -89,7 +94,8 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
         dropped["duplicate"] = int((keep & ~first).sum())
         keep &= first
     sampled = sample.items if sample is not None else []
-    return Scan(keep, dropped, content.hexdigest(), [src for src, _ in sampled], [tgt for _, tgt in sampled])
+    src_sample, tgt_sample = [src for src, _ in sampled], [tgt for _, tgt in sampled]
+    return Scan(keep, dropped, content.hexdigest(), src_sample, tgt_sample, looked_at.items)
 
 
 def _first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:

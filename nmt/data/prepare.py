@@ -23,6 +23,7 @@ from nmt.data.sources import Chunk, describe, read_chunks
 from nmt.errors import DataError
 from nmt.storage.atomic import atomic_folder, remove_folder, remove_stale, write_file
 from nmt.storage.manifest import damage
+from nmt.text.sentences import share_of_single
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
 Say = Callable[[str], None]
@@ -36,6 +37,7 @@ class Prepared:
     Attributes:
         valid_src, valid_tgt: raw validation text, for BLEU of real translations.
         counts: pairs read, kept, and dropped by rule, by split.
+        one_sentence_share: how many of the training source lines are one sentence each, from 0 to 1, by a sample.
     """
 
     tokenizer: Tokenizer
@@ -44,20 +46,21 @@ class Prepared:
     valid_src: list[str]
     valid_tgt: list[str]
     counts: dict[str, dict[str, int]]
+    one_sentence_share: float
 
     def to_json(self) -> str:
         """As one process hands it to others that see the same cache folder."""
         models = [self.tokenizer.src_model] + ([] if self.tokenizer.joint else [self.tokenizer.tgt_model])
         encoded = [base64.b64encode(model).decode() for model in models]
         folders = [str(self.train.folder), str(self.valid.folder)]
-        return json.dumps([encoded, folders, self.valid_src, self.valid_tgt, self.counts])
+        return json.dumps([encoded, folders, self.valid_src, self.valid_tgt, self.counts, self.one_sentence_share])
 
     @classmethod
     def from_json(cls, text: str) -> "Prepared":
         """The other end of `to_json`. Raises: DataError."""
-        models, (train, valid), valid_src, valid_tgt, counts = json.loads(text)
+        models, (train, valid), *rest = json.loads(text)
         tokenizer = Tokenizer(*map(base64.b64decode, models))
-        return cls(tokenizer, TokenCache(Path(train)), TokenCache(Path(valid)), valid_src, valid_tgt, counts)
+        return cls(tokenizer, TokenCache(Path(train)), TokenCache(Path(valid)), *rest)
 
 
 def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | None = None, threads: int = 0) -> Prepared:
@@ -91,6 +94,7 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         valid_keep, valid_dropped = valid.keep, valid.dropped
     if tokenizer is None:
         tokenizer = _train_tokenizer(config, train, cache, say)
+    one_sentence_share = share_of_single(train.src_lines, data.src_lang)
     train.drop_sample()
     # Validation is read before training text is encoded, so that its mistakes show early.
     valid_src, valid_tgt = _texts(config, valid_sources, valid_keep)
@@ -108,7 +112,7 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
                 f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two "
                 f"sides are translations of each other, and data.max_length and data.max_length_ratio."
             )
-    return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts)
+    return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts, one_sentence_share)
 
 
 def _scan(config: Config, sources: list[Source], say: Say, *, remove_duplicates: bool, sample_lines: int) -> Scan:
