@@ -37,12 +37,12 @@ OPTIONS = {
     "translate": "-m --model -i --input -o --output --prefix --format --line-buffered -b --beam-size --n-best "
     "--length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra --max-length "
     "--min-length --min-length-ratio --no-repeat-ngram --repetition-penalty --sample --temperature --top-k --top-p "
-    "--seed --precision --deterministic --num-workers --batch-rows --device --threads --quiet -q",
+    "--seed --split-sentences --precision --deterministic --num-workers --batch-rows --device --threads --quiet -q",
     "score": "-m --model --src --tgt -o --output --format --length-penalty --length-penalty-type --repetition-penalty "
     "--precision --deterministic --num-workers --batch-rows --device --threads --quiet -q",
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
-    "--save-hyp --json -b --beam-size --length-penalty --precision --deterministic --num-workers --device --threads "
-    "--quiet -q",
+    "--save-hyp --json -b --beam-size --length-penalty --split-sentences --precision --deterministic --num-workers "
+    "--device --threads --quiet -q",
     "attn-plot": "-m --model --src -o --output --tgt --layer --head --pieces --device --quiet -q",
     "tokenizer train": "FILES -o --output --vocab-size --type --lines --seed --quiet -q",
     "tokenizer encode": "-m --model --side --ids",

@@ -17,8 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.data.sources import Chunk
+from nmt.text.sentences import share_of_single
 
-LOOKED_AT = 20_000  # source lines that are sampled to see whether they are one sentence each
+LOOKED_AT = 20_000  # source lines at most, the same of the same corpus, to see whether they are one sentence each
 LENGTH_RULES = ("too long", "length ratio")
 
 Item = TypeVar("Item")
@@ -49,7 +50,7 @@ class Scan:
         dropped: pairs by rule.
         content_hash: hex sha256 over all pairs, in order.
         src_sample, tgt_sample: lines sampled for tokenizer training.
-        src_lines: up to LOOKED_AT source lines, the same for the same corpus.
+        one_sentence_share: how many source lines are one sentence each, from 0 to 1, if that was asked for.
     """
 
     keep: NDArray[np.bool_]
@@ -57,24 +58,27 @@ class Scan:
     content_hash: str
     src_sample: list[str]
     tgt_sample: list[str]
-    src_lines: list[str]
+    one_sentence_share: float | None = None
 
     def drop_sample(self) -> None:
-        """Give back the samples' memory, once the tokenizer is trained."""
-        self.src_sample, self.tgt_sample, self.src_lines = [], [], []
+        """Give back the sample's memory, once the tokenizer is trained."""
+        self.src_sample, self.tgt_sample = [], []
 
 
-def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int) -> Scan:
+def scan(
+    chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int, src_lang: str | None = None
+) -> Scan:
     """Look through a corpus once: hash every pair, find empty and repeated ones, sample lines for the tokenizer.
 
     Memory: 17 bytes a pair at most, 1 of them afterwards, and the sample.
 
     Args:
         sample_lines: both sides together; 0 for none.
+        src_lang: look how many source lines are one sentence each, by the rules of this language.
     """
     hashes, empty = array("Q"), bytearray()
     content = hashlib.sha256()
-    looked_at = Reservoir[str](LOOKED_AT, 0)
+    looked_at = Reservoir[str](LOOKED_AT, 0) if src_lang is not None else None
     sample = Reservoir[tuple[str, str]](max(1, sample_lines // 2), seed) if sample_lines else None
     for src_lines, tgt_lines in chunks:
         pairs = list(zip(src_lines, tgt_lines, strict=True))
@@ -82,11 +86,7 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
         content.update(digests)
         hashes.frombytes(digests)
         empty += bytes([not src or not tgt for src, tgt in pairs])
-        for pair in pairs:
-            if pair[0] and pair[1]:
-                looked_at.offer(pair[0])
-                if sample is not None:
-                    sample.offer(pair)
+        _offer(pairs, sample, looked_at)
     keep = ~np.frombuffer(empty, dtype=bool)
     dropped = Counter({"empty": int(len(keep) - keep.sum())})
     if remove_duplicates:
@@ -95,7 +95,21 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
         keep &= first
     sampled = sample.items if sample is not None else []
     src_sample, tgt_sample = [src for src, _ in sampled], [tgt for _, tgt in sampled]
-    return Scan(keep, dropped, content.hexdigest(), src_sample, tgt_sample, looked_at.items)
+    share = share_of_single(looked_at.items, src_lang) if looked_at is not None and src_lang is not None else None
+    return Scan(keep, dropped, content.hexdigest(), src_sample, tgt_sample, share)
+
+
+def _offer(
+    pairs: list[tuple[str, str]], sample: Reservoir[tuple[str, str]] | None, looked_at: Reservoir[str] | None
+) -> None:
+    """Let pairs without an empty side into the samples, and their sources into the second."""
+    whole = [pair for pair in pairs if pair[0] and pair[1]] if sample is not None or looked_at is not None else []
+    if sample is not None:
+        for pair in whole:
+            sample.offer(pair)
+    if looked_at is not None:
+        for src, _ in whole:
+            looked_at.offer(src)
 
 
 def _first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:

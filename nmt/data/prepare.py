@@ -23,7 +23,6 @@ from nmt.data.sources import Chunk, describe, read_chunks
 from nmt.errors import DataError
 from nmt.storage.atomic import atomic_folder, remove_folder, remove_stale, write_file
 from nmt.storage.manifest import damage
-from nmt.text.sentences import share_of_single
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
 Say = Callable[[str], None]
@@ -46,7 +45,7 @@ class Prepared:
     valid_src: list[str]
     valid_tgt: list[str]
     counts: dict[str, dict[str, int]]
-    one_sentence_share: float
+    one_sentence_share: float | None = None
 
     def to_json(self) -> str:
         """As one process hands it to others that see the same cache folder."""
@@ -81,7 +80,14 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
     say(f"reading {', '.join(describe(source, data) for source in data.train)}")
     tokenizer = tokenizer or _given_tokenizer(config)
     sample_lines = config.tokenizer.train_lines if tokenizer is None else 0
-    train = _scan(config, data.train, say, remove_duplicates=data.remove_duplicates, sample_lines=sample_lines)
+    train = _scan(
+        config,
+        data.train,
+        say,
+        remove_duplicates=data.remove_duplicates,
+        sample_lines=sample_lines,
+        src_lang=data.src_lang,
+    )
     keep, train_dropped = train.keep.copy(), train.dropped
     if data.valid is None:
         valid_sources, valid_keep = data.train, _hold_out(keep, data.valid_size, config.training.seed)
@@ -94,7 +100,6 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         valid_keep, valid_dropped = valid.keep, valid.dropped
     if tokenizer is None:
         tokenizer = _train_tokenizer(config, train, cache, say)
-    one_sentence_share = share_of_single(train.src_lines, data.src_lang)
     train.drop_sample()
     # Validation is read before training text is encoded, so that its mistakes show early.
     valid_src, valid_tgt = _texts(config, valid_sources, valid_keep)
@@ -112,12 +117,20 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
                 f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two "
                 f"sides are translations of each other, and data.max_length and data.max_length_ratio."
             )
-    return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts, one_sentence_share)
+    return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts, train.one_sentence_share)
 
 
-def _scan(config: Config, sources: list[Source], say: Say, *, remove_duplicates: bool, sample_lines: int) -> Scan:
+def _scan(
+    config: Config,
+    sources: list[Source],
+    say: Say,
+    *,
+    remove_duplicates: bool,
+    sample_lines: int,
+    src_lang: str | None = None,
+) -> Scan:
     chunks, seed = _chunks(config, sources, say), config.training.seed
-    return scan(chunks, remove_duplicates=remove_duplicates, sample_lines=sample_lines, seed=seed)
+    return scan(chunks, remove_duplicates=remove_duplicates, sample_lines=sample_lines, seed=seed, src_lang=src_lang)
 
 
 def _chunks(config: Config, sources: list[Source], say: Say = lambda text: None) -> Iterator[Chunk]:
