@@ -295,3 +295,12 @@ def test_left_overs_of_a_killed_run_are_removed(corpus: Path) -> None:
     (corpus / "cache" / "train-0.tmp-4194305").mkdir()  # above the largest process number
     run(recipe(corpus))
     assert [path.name for path in (corpus / "cache").iterdir() if ".tmp-" in path.name] == []
+
+
+def test_the_share_of_single_sentences_is_measured(corpus: Path) -> None:
+    pairs = [(f"One {n}. Two.", f"eins {n}") if n % 4 == 0 else (f"Three {n}.", f"drei {n}") for n in range(200)]
+    write(corpus, "train", pairs)
+    for _ in range(2):  # made, and found again
+        prepared = run(recipe(corpus))
+        assert prepared.one_sentence_share == 0.75
+        assert Prepared.from_json(prepared.to_json()).one_sentence_share == 0.75
