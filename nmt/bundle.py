@@ -51,7 +51,8 @@ class BundleConfig(Section):
     tgt_lang: str
     src_vocab_size: int = Field(ge=1, le=10_000_000)
     tgt_vocab_size: int = Field(ge=1, le=10_000_000)
-    max_length: int = Field(ge=1, le=1_000_000)  # pieces a side in training
+    max_length: int = Field(ge=1, le=1_000_000)  # pieces of the longest source in training, EOS included
+    one_sentence_share: float | None = Field(default=None, ge=0.0, le=1.0)  # of its source lines; None: not known
     model: ModelConfig
     decoding: DecodingConfig
     recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved training config, for the reader

@@ -304,6 +304,9 @@ class DecodingConfig(Section):
     def _is_symbol(cls, tag: str) -> str:
         return _checked_symbol(tag) if tag else tag
 
+    # Whether the sentences of a line are translated one by one; auto: if over 95 % of the training lines were one each.
+    split_sentences: Literal["auto", "always", "never"] = "auto"
+
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if not self.sample and self.n_best > self.beam_size:

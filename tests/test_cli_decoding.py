@@ -616,3 +616,37 @@ def test_a_world_without_torchrun_is_refused(run: Nmt, model: Path, monkeypatch:
     for world in ("2", "many"):
         monkeypatch.setenv("WORLD_SIZE", world)
         refused(run("translate", "-m", model, stdin=STDIN), 2, f"WORLD_SIZE is {world}")
+
+
+# Several sentences on a line, and translations that are too short
+
+
+def test_split_sentences(run: Nmt, model: Path) -> None:
+    sentences = ["The dog sees.", "A cat hears the tree!"]
+    alone = run("translate", "-m", model, stdin="\n".join(sentences).encode())[1].splitlines()
+    joined = " ".join(sentences).encode()
+    assert run("translate", "-m", model, "--split-sentences", "always", stdin=joined)[1] == " ".join(alone) + "\n"
+    assert run("translate", "-m", model, stdin=joined)[1] != " ".join(alone) + "\n"  # of this model nothing is known
+    options = ("--format", "jsonl", "--split-sentences", "always", "-b", 3, "--n-best", 3)
+    code, out, _ = run("translate", "-m", model, *options, stdin=jsonl({"text": " ".join(sentences)}))
+    (found,) = objects(out)
+    assert code == 0 and len(found["n_best"]) == 3
+    assert [each["score"] for each in found["n_best"]] == sorted((e["score"] for e in found["n_best"]), reverse=True)
+    for each in found["n_best"]:
+        assert each["tokens"].count("</s>") == 2 and len(each["tokens"]) == len(each["token_log_probs"])
+        assert math.isclose(each["log_prob"], sum(each["token_log_probs"]))
+    refused(run("translate", "-m", model, "--split-sentences", "often", stdin=b""), 2, "split_sentences", "always")
+    options = ("--format", "jsonl", "--split-sentences", "always", "--sample", "--n-best", 2)
+    code, out, _ = run("translate", "-m", model, *options, stdin=jsonl({"text": " ".join(sentences)}))
+    assert code == 0 and len(objects(out)[0]["n_best"]) == 2
+
+
+def test_short_translations_are_told(run: Nmt, model: Path) -> None:
+    long = " ".join(["the dog sees a cat"] * 6)
+    stdin = f"a cat\n\n{long}\na dog\n{long}\n".encode()
+    code, out, err = run("translate", "-m", model, "--max-length", 3, stdin=stdin)
+    assert code == 0 and out.count("\n") == 5
+    assert "warning: stdin: the translations of 2 line(s) (3, 5) have fewer than 0.4 pieces a piece of source" in err
+    assert run("translate", "-m", model, "--max-length", 3, "-q", stdin=stdin) == (0, out, "")
+    code, _, err = run("translate", "-m", model, "--min-length-ratio", 0.5, stdin=stdin)  # the control
+    assert (code, err) == (0, "")

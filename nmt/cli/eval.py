@@ -30,6 +30,7 @@ def evaluate(
     beam_size: options.BeamSize = None,
     length_penalty: options.LengthPenalty = None,
     tag: options.SourceTag = None,
+    split_sentences: options.SplitSentences = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,

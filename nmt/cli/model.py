@@ -1,6 +1,7 @@
 """`nmt model info|import|export`."""
 
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -33,7 +34,8 @@ def info(
         "languages": f"{config.src_lang} -> {config.tgt_lang}",
         "parameters": bundle.model.num_parameters(),
         "vocabulary": {"source": config.src_vocab_size, "target": config.tgt_vocab_size},
-        "trained on pieces a side": config.max_length,
+        "trained on source pieces": config.max_length,
+        "training lines of one sentence": config.one_sentence_share,
         "model": config.model.model_dump(),
         "decoding": config.decoding.model_dump(),
     }
@@ -107,12 +109,15 @@ def export(
 
 
 def _translations(bundle: "Bundle") -> "Translate":
-    """Ours, as the parity check wants them."""
+    """Ours, as the parity check wants them: of whole lines, however long, as the other program translates them."""
+    from nmt.bundle import Bundle
     from nmt.decoding.translator import Translator
     from nmt.interop.parity import DECODING
 
+    unlimited = Bundle(bundle.config.model_copy(update={"max_length": sys.maxsize}), bundle.model, bundle.tokenizer)
+
     def translate(lines: Sequence[str], limits: Sequence[int], beam: int) -> list[str]:
-        return Translator(bundle, decoding={**DECODING, "beam_size": beam}).translate(lines)
+        return Translator(unlimited, decoding={**DECODING, "beam_size": beam}).translate(lines)
 
     return translate
 

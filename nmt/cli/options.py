@@ -97,6 +97,11 @@ SourceTag = Annotated[
     str | None, _decoding("--tag", help='A symbol put before every source text, as "<2de>"; "": none.')
 ]
 
+SplitSentences = Annotated[
+    str | None,
+    _decoding("--split-sentences", help="always, never; auto: if the model was trained on single sentences."),
+]
+
 
 def decoding_keys(context: typer.Context) -> dict[str, Any]:
     """The keys of `[decoding]` among the options that were given; a key of sampling alone turns sampling on.

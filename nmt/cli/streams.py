@@ -16,15 +16,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 from nmt.cli.turns import Turns
 from nmt.errors import BundleError, DataError, Interrupted
 from nmt.storage.atomic import atomic_stream
-from nmt.text.lines import LineNotes, open_stdin, open_text, read_lines
+from nmt.text.lines import LineNotes, Numbers, open_stdin, open_text, read_lines
 from nmt.text.windows import windows
 
 if TYPE_CHECKING:
     from nmt.decoding.search import Hypothesis
+    from nmt.decoding.translator import Translation
     from nmt.text.tokenizer import Tokenizer
 
 Item = TypeVar("Item")
 _SHOWN = 5  # warnings of bad lines
+_SHORT_RATIO = 0.4  # target pieces a source piece
+_TELLING_PIECES = 20  # of a source, ends included; the ratio of a shorter one says little
 _MAX_DEPTH = 100  # of JSON: what could be read must be sure to be written, too
 _MAX_DIGITS = 4000  # of an integer; Python reads 4,300
 _SURROGATES = re.compile("[\ud800-\udfff]")
@@ -135,6 +138,45 @@ class Overflows:
                 f"The model gave no probabilities for {self._count:,} line(s), whose results mean nothing: its numbers "
                 f"overflow. --precision fp32 may help."
             )
+
+
+class ShortTranslations:
+    """Lines whose translations are so short that something must be missing, for one counted warning."""
+
+    def __init__(self) -> None:
+        self._lines = Numbers()
+
+    def look(self, number: int, translation: "Translation") -> None:
+        """Count line `number`, from 1, if it is long enough to tell, and its translation has too few pieces."""
+        pieces = len(translation.hypotheses[0].token_log_probs) if translation.hypotheses else 0
+        if translation.src_pieces >= _TELLING_PIECES and pieces < _SHORT_RATIO * translation.src_pieces:
+            self._lines.add(number)
+
+    def warn(self, name: str, quiet: bool) -> None:
+        """Say on stderr how many there were."""
+        if self._lines.count and not quiet:
+            say(
+                f"warning: {name}: the translations of {self._lines} have fewer than {_SHORT_RATIO} pieces a piece of "
+                f"source: something may be missing. Look at them; if such lines hold several sentences, give "
+                f"--split-sentences always."
+            )
+
+
+class LostItems:
+    """Lines whose placeholders, tags or addresses did not all come through, for one counted warning."""
+
+    def __init__(self) -> None:
+        self._lines = Numbers()
+
+    def look(self, number: int, translation: "Translation") -> None:
+        """Count line `number`, from 1, if it was to keep something that it lost."""
+        if translation.protected == "lost":
+            self._lines.add(number)
+
+    def warn(self, name: str, quiet: bool) -> None:
+        """Say on stderr how many there were."""
+        if self._lines.count and not quiet:
+            say(f"warning: {name}: {self._lines} lost placeholders, tags or addresses, or have them in disorder.")
 
 
 class Asking(Protocol):

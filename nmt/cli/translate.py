@@ -1,6 +1,6 @@
 """`nmt translate`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,7 +11,7 @@ from nmt.cli import options, streams
 from nmt.cli.options import Format
 from nmt.cli.turns import Turns
 from nmt.errors import ConfigError
-from nmt.text.lines import MAX_LINE_BYTES, Numbers, is_blank
+from nmt.text.lines import MAX_LINE_BYTES, is_blank
 
 if TYPE_CHECKING:
     from nmt.decoding.translator import Translation, Translator
@@ -70,6 +70,7 @@ def translate(
     top_p: options.TopP = None,
     seed: options.Seed = None,
     tag: options.SourceTag = None,
+    split_sentences: options.SplitSentences = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
@@ -93,40 +94,42 @@ def translate(
     _refuse_contradictions(format, n_best, prefix, protect)
     source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
     prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
-    requests = _requests(source, prefixes, format)
-    if protect:
-        requests = (_to_protect(request, number) for number, request in enumerate(requests, start=1))
+    requests = (replace(r, number=n) for n, r in enumerate(_requests(source, prefixes, format, protect), start=1))
     read = [source, *([prefixes] if prefixes else [])]
     turns = Turns(any(each.live for each in read), line_buffered)
-    tells_lost, quiet = not quiet, quiet or not turns.first  # each process tells of its own lines
-    bad, overflows, lost = streams.BadLines(source.name, quiet), streams.Overflows(), Numbers()
+    silent, quiet = quiet, quiet or not turns.first  # every process knows its own lines' translations alone
+    bad, overflows = streams.BadLines(source.name, quiet), streams.Overflows()
+    doubts = streams.ShortTranslations(), streams.LostItems()
     with streams.results_to(turns.output(output)) as out:
         translator = options.open_translator(context)
-        if protect:
-            from nmt.decoding.protected import ProtectingTranslator
-
-            protecting = ProtectingTranslator(translator)
-
-        def find(window: list[_Request]) -> "list[Translation]":
-            if protect:
-                return protecting.translations([r.text for r in window])
-            return translator.translations([r.text for r in window], [r.prefix for r in window])
+        find = _protecting(translator) if protect else _finding(translator)
 
         def answer(request: _Request, translation: "Translation") -> str:
             overflows.look(translation.hypotheses)
-            if translation.protected == "lost":
-                lost.add(request.number)
+            for doubt in doubts:
+                doubt.look(request.number, translation)
             return _answer(request, translation, translator, format, protect)
 
         streams.answer(requests, out, bad, find, answer, turns, line_buffered=line_buffered)
-    if lost.count and tells_lost:
-        streams.say(f"warning: {source.name}: {lost} lost placeholders, tags or addresses, or have them in disorder.")
     for each in read:
         each.warn(quiet)
+    for doubt in doubts:
+        doubt.warn(source.name, silent)
     overflows.check()
     bad.check()
     for each in read:
         each.check(strict)
+
+
+def _finding(translator: "Translator") -> "Callable[[list[_Request]], list[Translation]]":
+    return lambda window: translator.translations([r.text for r in window], [r.prefix for r in window])
+
+
+def _protecting(translator: "Translator") -> "Callable[[list[_Request]], list[Translation]]":
+    from nmt.decoding.protected import ProtectingTranslator
+
+    protecting = ProtectingTranslator(translator)
+    return lambda window: protecting.translations([r.text for r in window])
 
 
 def _refuse_contradictions(format: Format, n_best: int | None, prefix: Path | None, protect: bool) -> None:
@@ -142,22 +145,18 @@ def _refuse_contradictions(format: Format, n_best: int | None, prefix: Path | No
         raise ConfigError("--protect does not go with --prefix: what is forced cannot be moved. Leave one of them out.")
 
 
-def _requests(source: streams.Source, prefixes: streams.Source | None, format: Format) -> Iterator[_Request]:
+def _requests(
+    source: streams.Source, prefixes: streams.Source | None, format: Format, protect: bool
+) -> Iterator[_Request]:
     """What each line asks for, as it is read."""
     if format is Format.jsonl:
-        return map(_parsed, source.lines)
+        return (_parsed(line, protect) for line in source.lines)
     if prefixes is None:
         return map(_Request, source.lines)
     return (_Request(*pair) for pair in streams.in_step(source, prefixes))
 
 
-def _to_protect(request: _Request, number: int) -> _Request:
-    if request.prefix:
-        return replace(request, error='"prefix" does not go with --protect', number=number)
-    return replace(request, number=number)
-
-
-def _parsed(line: str) -> _Request:
+def _parsed(line: str, protect: bool) -> _Request:
     if is_blank(line):
         return _Request()
     try:
@@ -167,6 +166,8 @@ def _parsed(line: str) -> _Request:
     try:
         text = streams.string_field(fields, "text", MAX_LINE_BYTES)
         prefix = streams.string_field(fields, "prefix", MAX_LINE_BYTES, default="")
+        if prefix and protect:
+            raise ValueError('"prefix" does not go with --protect')
     except ValueError as error:
         return _Request(fields=fields, error=str(error))
     return _Request(text, prefix, fields)

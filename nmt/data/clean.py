@@ -17,8 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.data.sources import Chunk
+from nmt.text.sentences import share_of_single
 from nmt.text.tokenizer import training_text
 
+LOOKED_AT = 20_000  # source lines at most, the same of the same corpus, to see whether they are one sentence each
 LENGTH_RULES = ("too long", "length ratio")
 
 Item = TypeVar("Item")
@@ -55,6 +57,7 @@ class Scan:
         content_hash: hex sha256 over all pairs, in order.
         src_sample, tgt_sample: lines sampled for tokenizer training, as much of each as it reads.
         offered: pairs that they were sampled from.
+        one_sentence_share: how many source lines are one sentence each, from 0 to 1, if that was asked for.
     """
 
     keep: NDArray[np.bool_]
@@ -63,22 +66,27 @@ class Scan:
     src_sample: list[str]
     tgt_sample: list[str]
     offered: int = 0
+    one_sentence_share: float | None = None
 
     def drop_sample(self) -> None:
         """Give back the sample's memory, once the tokenizer is trained."""
         self.src_sample, self.tgt_sample = [], []
 
 
-def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int) -> Scan:
+def scan(
+    chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int, src_lang: str | None = None
+) -> Scan:
     """Look through a corpus once: hash every pair, find empty and repeated ones, sample lines for the tokenizer.
 
     Memory: 17 bytes a pair at most, 1 of them afterwards, and the sample.
 
     Args:
         sample_lines: both sides together; 0 for none.
+        src_lang: look how many source lines are one sentence each, by the rules of this language.
     """
     hashes, empty = array("Q"), bytearray()
     content = hashlib.sha256()
+    looked_at = Reservoir[str](LOOKED_AT, 0) if src_lang is not None else None
     sample = Reservoir[tuple[str, str]](max(1, sample_lines // 2), seed) if sample_lines else None
     for src_lines, tgt_lines in chunks:
         pairs = list(zip(src_lines, tgt_lines, strict=True))
@@ -86,10 +94,7 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
         content.update(digests)
         hashes.frombytes(digests)
         empty += bytes([not src or not tgt for src, tgt in pairs])
-        if sample is not None:
-            for pair in pairs:
-                if pair[0] and pair[1]:
-                    sample.offer((training_text(pair[0]), training_text(pair[1])))
+        _offer(pairs, sample, looked_at)
     keep = ~np.frombuffer(empty, dtype=bool)
     dropped = Counter({"empty": int(len(keep) - keep.sum())})
     if remove_duplicates:
@@ -97,7 +102,22 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
         dropped["duplicate"] = int((keep & ~first).sum())
         keep &= first
     sampled, offered = (sample.items, sample.seen) if sample is not None else ([], 0)
-    return Scan(keep, dropped, content.hexdigest(), [src for src, _ in sampled], [tgt for _, tgt in sampled], offered)
+    src_sample, tgt_sample = [src for src, _ in sampled], [tgt for _, tgt in sampled]
+    share = share_of_single(looked_at.items, src_lang) if looked_at is not None and src_lang is not None else None
+    return Scan(keep, dropped, content.hexdigest(), src_sample, tgt_sample, offered, share)
+
+
+def _offer(
+    pairs: list[tuple[str, str]], sample: Reservoir[tuple[str, str]] | None, looked_at: Reservoir[str] | None
+) -> None:
+    """Let pairs without an empty side into the samples, and their sources into the second."""
+    whole = [pair for pair in pairs if pair[0] and pair[1]] if sample is not None or looked_at is not None else []
+    if sample is not None:
+        for src, tgt in whole:
+            sample.offer((training_text(src), training_text(tgt)))
+    if looked_at is not None:
+        for src, _ in whole:
+            looked_at.offer(src)
 
 
 def _first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:

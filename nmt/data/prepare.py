@@ -39,6 +39,7 @@ class Prepared:
     Attributes:
         valid_src, valid_tgt: raw validation text, for BLEU of real translations.
         counts: pairs read, kept, and dropped by rule, by split.
+        one_sentence_share: how many of the training source lines are one sentence each, from 0 to 1, by a sample.
     """
 
     tokenizer: Tokenizer
@@ -47,20 +48,21 @@ class Prepared:
     valid_src: list[str]
     valid_tgt: list[str]
     counts: dict[str, dict[str, int]]
+    one_sentence_share: float | None = None
 
     def to_json(self) -> str:
         """As one process hands it to others that see the same cache folder."""
         models = [self.tokenizer.src_model] + ([] if self.tokenizer.joint else [self.tokenizer.tgt_model])
         encoded = [base64.b64encode(model).decode() for model in models]
         folders = [str(self.train.folder), str(self.valid.folder)]
-        return json.dumps([encoded, folders, self.valid_src, self.valid_tgt, self.counts])
+        return json.dumps([encoded, folders, self.valid_src, self.valid_tgt, self.counts, self.one_sentence_share])
 
     @classmethod
     def from_json(cls, text: str) -> "Prepared":
         """The other end of `to_json`. Raises: DataError."""
-        models, (train, valid), valid_src, valid_tgt, counts = json.loads(text)
+        models, (train, valid), *rest = json.loads(text)
         tokenizer = Tokenizer(*map(base64.b64decode, models))
-        return cls(tokenizer, TokenCache(Path(train)), TokenCache(Path(valid)), valid_src, valid_tgt, counts)
+        return cls(tokenizer, TokenCache(Path(train)), TokenCache(Path(valid)), *rest)
 
 
 def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | None = None, threads: int = 0) -> Prepared:
@@ -81,7 +83,14 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
     say(f"reading {', '.join(describe(source, data) for source in data.train)}")
     tokenizer = tokenizer or _given_tokenizer(config)
     sample_lines = config.tokenizer.train_lines if tokenizer is None else 0
-    train, ends = _scan(config, data.train, say, remove_duplicates=data.remove_duplicates, sample_lines=sample_lines)
+    train, ends = _scan(
+        config,
+        data.train,
+        say,
+        remove_duplicates=data.remove_duplicates,
+        sample_lines=sample_lines,
+        src_lang=data.src_lang,
+    )
     keep, train_dropped = train.keep.copy(), train.dropped
     if data.valid is None:
         valid_sources, valid_ends = data.train, ends
@@ -115,11 +124,17 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
                 f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two "
                 f"sides are translations of each other, and data.max_length and data.max_length_ratio."
             )
-    return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts)
+    return Prepared(tokenizer, train_cache, valid_cache, valid_src, valid_tgt, counts, train.one_sentence_share)
 
 
 def _scan(
-    config: Config, sources: list[Source], say: Say, *, remove_duplicates: bool, sample_lines: int
+    config: Config,
+    sources: list[Source],
+    say: Say,
+    *,
+    remove_duplicates: bool,
+    sample_lines: int,
+    src_lang: str | None = None,
 ) -> tuple[Scan, list[int]]:
     """Returns: what was found, without tags; and how many pairs were read at the end of each source."""
     ends: list[int] = []
@@ -133,7 +148,8 @@ def _scan(
             ends.append(read)
 
     seed = config.training.seed
-    return scan(chunks(), remove_duplicates=remove_duplicates, sample_lines=sample_lines, seed=seed), ends
+    found = scan(chunks(), remove_duplicates=remove_duplicates, sample_lines=sample_lines, seed=seed, src_lang=src_lang)
+    return found, ends
 
 
 def _chunks(config: Config, sources: list[Source]) -> Iterator[Chunk]:

@@ -6,13 +6,13 @@ the model's attention says. The first way that keeps every item is taken; a line
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nmt.decoding.attention import forced_attention
-from nmt.decoding.search import Hypothesis
 from nmt.decoding.translator import Translation, Translator
 from nmt.errors import ConfigError
 from nmt.text.lines import clean
@@ -55,23 +55,23 @@ class _Line:
         start, end = peel(line, items)
         self._head, self.text, self._tail = line[:start], line[start:end], line[end:]
         self.items = find_items(self.text)
-        self.best = Translation(line, (), Way.lost)
+        self.best = Translation(line, protected=Way.lost)
         if not _LETTER.search(without_items(line)):
             self.text = ""
-            self.best = Translation(line, (), Way.copied)
+            self.best = Translation(line, protected=Way.copied)
 
     @property
     def open(self) -> bool:
         """Whether a way is still to be found."""
         return self.best.protected is Way.lost
 
-    def take(self, text: str, hypotheses: tuple[Hypothesis, ...], way: Way) -> None:
-        """Take the first translation, and then one that has all items."""
+    def take(self, text: str, found: Translation, way: Way) -> None:
+        """Take the first translation, with items put back in its text, and then one that has all items."""
         whole = self._head + text + self._tail
         if same_items(self._all_items, find_items(whole)):
-            self.best = Translation(whole, hypotheses, way)
+            self.best = replace(found, text=whole, protected=way)
         elif not self.best.hypotheses:
-            self.best = Translation(whole, hypotheses, Way.lost)
+            self.best = replace(found, text=whole, protected=Way.lost)
 
 
 class ProtectingTranslator:
@@ -97,7 +97,7 @@ class ProtectingTranslator:
         plain = self._translator.translations(asked)
         for place, line in lines_of.items():
             if line.open:
-                line.take(plain[place].text, plain[place].hypotheses, Way.copied)
+                line.take(plain[place].text, plain[place], Way.copied)
         for codes in (_CODES, ()):
             self._try([line for line in lines_of.values() if line.open], codes)
         return [lines_of[place].best if place in lines_of else found for place, found in enumerate(plain)]
@@ -115,7 +115,7 @@ class ProtectingTranslator:
             for text in ways:
                 whole = put_in(text, bare.stand_ins)
                 if line.open and whole:
-                    line.take(whole, each.hypotheses, way)
+                    line.take(whole, each, way)
 
     def _align(self, pairs: Sequence[tuple[str, str]]) -> list[NDArray[np.int64] | None]:
         """The source unit of each target unit, see `units_of`; None where that cannot be known."""

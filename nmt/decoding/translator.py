@@ -1,6 +1,7 @@
-"""Lines to lines: encode, search in batches of similar length, decode, restore the order.
+"""Lines to lines: take apart, encode, search in batches of similar length, decode, join, restore the order.
 
-Line k in is line k out.
+Line k in is line k out. A line is translated in parts where it holds several sentences (`split_sentences`), or more
+pieces than the model was trained for.
 """
 
 import hashlib
@@ -8,7 +9,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any, cast
 
@@ -28,7 +29,8 @@ from nmt.model.inference import PRECISIONS, Precision, default_precision, has_fi
 from nmt.model.kv_cache import DecoderState, even_width
 from nmt.model.memory import is_out_of_memory, keep_freed_pages
 from nmt.model.transformer import Transformer
-from nmt.text.lines import clean
+from nmt.text.lines import clean, is_blank
+from nmt.text.sentences import between, halves, split
 from nmt.text.tokenizer import tagged
 
 Found = list[list[Hypothesis]]  # of each sentence, best first
@@ -39,6 +41,7 @@ _MOST_WORKERS = 4  # unless more are asked for: each needs memory for its batch
 _CPU_NUMBERS = 2**22  # of the widest layer's output, which stays in a processor's cache while sources are encoded
 _GPU_TOKENS = 16_384
 _FEWEST_LINES = 8  # in a batch that is made smaller so that every worker has one
+_MOSTLY_SINGLE = 0.95  # of the training lines were one sentence: the model knows no others
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,37 @@ class Translation:
 
     Attributes:
         text: the best hypothesis, without control characters.
-        hypotheses: the n_best, best first.
+        hypotheses: the n_best, best first; of a line that was translated in parts they are of class Joined.
+        src_pieces: pieces that the model was given, ends included.
         protected: what became of the placeholders and tags of a line that has some, if a `ProtectingTranslator` was
             asked: copied, masked, placed or lost. `text` then has them, the hypotheses are as the model wrote them.
     """
 
     text: str = ""
     hypotheses: tuple[Hypothesis, ...] = ()
+    src_pieces: int = 0
     protected: str | None = None
+
+
+@dataclass(frozen=True, order=True)
+class Joined(Hypothesis):
+    """The translations of a line's parts as one: their ids with an EOS between them, and the sums of their scores.
+
+    Attributes:
+        parts: of the line, in order.
+        spacing: what stands between their texts, one less.
+    """
+
+    parts: tuple[Hypothesis, ...] = ()
+    spacing: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What the model is given at once of a line: pieces, EOS last, and the white space of the line behind them."""
+
+    ids: list[int]
+    spacing: str = ""
 
 
 class Translator:
@@ -112,6 +138,10 @@ class Translator:
         self._batch_rows, self._batch_tokens = batch_rows, batch_tokens or fitting
         self._head_dim = min(bundle.config.model.head_dim for bundle in bundles)
         self._models = [bundle.model for bundle in bundles]
+        self._most_src_pieces = max(2, min(bundle.config.max_length for bundle in bundles))
+        share = self.bundle.config.one_sentence_share
+        mostly_single = share is not None and share > _MOSTLY_SINGLE
+        self._splits = {"always": True, "never": False, "auto": mostly_single}[self.decoding.split_sentences]
         # Greedy and drawn paths are not ranked by coverage.
         self._covers = bool(self.decoding.coverage_penalty) and not self.decoding.sample and self._width > 1
         # What attention looked at is noted in the modules, which one thread alone may then use.
@@ -154,36 +184,43 @@ class Translator:
 
         Args:
             prefixes: the target text that each translation is to begin with; pieces, and so whole words, are forced,
-                up to a character that has none.
+                up to a character that has none. A line with one is not taken apart at sentences: which of them the
+                prefix ends in is not known. If the line is too long, its first part begins with the prefix.
         """
         lines = _as_lines(lines)
         encode_tgt = self.bundle.tokenizer.encode_tgt
         if prefixes is not None and len(prefixes) != len(lines):
             raise ValueError(f"{len(prefixes)} prefixes for {len(lines)} lines")
-        forced = None
+        forced: list[list[int]] = [[] for _ in lines]
         if prefixes is not None:
             unk = self.bundle.tokenizer.special.unk
             encoded = encode_tgt([clean(text) for text in prefixes])
             forced = [list(takewhile(lambda piece: piece != unk, ids[:-1])) for ids in encoded]
-        found = self._on_lines(lines, forced, self.search, before_batch)
-        return [
-            Translation(self.text(hypotheses[0]), tuple(hypotheses)) if hypotheses else Translation()
-            for hypotheses in found
-        ]
+        in_parts = self._parts([clean(line) for line in lines], [self._splits and not prefix for prefix in forced])
+        openings: list[list[int]] = []
+        for prefix, parts in zip(forced, in_parts, strict=True):
+            openings += [prefix, *([] for _ in parts)][: len(parts)]
+        src_ids = [part.ids for parts in in_parts for part in parts]
+        found = iter(self._found(src_ids, openings, self.search, before_batch))
+        return [self._translation(parts, [next(found) for _ in parts]) for parts in in_parts]
 
     def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[Hypothesis | None]:
         """Force-decode the given translations, by the steps that a search takes. None where either side is blank."""
         src_lines, tgt_lines = _as_lines(src_lines), _as_lines(tgt_lines)
         if len(src_lines) != len(tgt_lines):
             raise ValueError(f"{len(tgt_lines)} translations for {len(src_lines)} lines")
-        cleaned = [clean(line) for line in tgt_lines]
-        sources = [src if tgt else "" for src, tgt in zip(src_lines, cleaned, strict=True)]
+        sources, cleaned = [clean(line) for line in src_lines], [clean(line) for line in tgt_lines]
+        encoded = zip(sources, cleaned, self._encode(sources), strict=True)
+        src_ids = [ids if src and tgt else [] for src, tgt, ids in encoded]
         targets = [ids[:-1] for ids in self.bundle.tokenizer.encode_tgt(cleaned)]
-        found = self._on_lines(sources, targets, self.force, lambda: None)
+        found = self._found(src_ids, targets, self.force, lambda: None)
         return [hypotheses[0] if hypotheses else None for hypotheses in found]
 
     def text(self, hypothesis: Hypothesis) -> str:
         """A hypothesis as text, without control characters."""
+        if isinstance(hypothesis, Joined):
+            texts = map(self.text, hypothesis.parts)
+            return "".join(chain.from_iterable(zip(texts, [*hypothesis.spacing, ""], strict=True)))
         return clean(self.bundle.tokenizer.decode(hypothesis.ids))
 
     def search(self, src_ids: Sequence[Sequence[int]], prefixes: Sequence[Sequence[int]] | None = None) -> Found:
@@ -210,18 +247,65 @@ class Translator:
         rows = ModelRows(self._models, self._padded(src_ids), [len(ids) for ids in src_ids], 1)
         return greedy_search(rows, limits.to(rows.device), self.options)
 
-    def _on_lines(
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The pieces of source texts as the model is given them: the tag of `[decoding]` first, EOS last."""
+        return self.bundle.tokenizer.encode_src(tagged(self.decoding.tag, texts))
+
+    def _parts(self, lines: Sequence[str], splits: Sequence[bool]) -> list[list[_Part]]:
+        """Each clean line in parts that the model was trained for; none of a blank one. `splits`: at sentences."""
+        language = self.bundle.config.src_lang
+        texts = [
+            split(line, language) if at_sentences else [(line, "")]
+            for line, at_sentences in zip(lines, splits, strict=True)
+        ]
+        encoded = iter(self._encode([text for parts in texts for text, _ in parts]))
+        return [
+            [part for text, spacing in parts for part in self._fitting(text, next(encoded), spacing)] for parts in texts
+        ]
+
+    def _fitting(self, text: str, ids: list[int], spacing: str) -> list[_Part]:
+        """A text in parts of as many pieces as the model was trained for, at most; `spacing` stands behind it.
+
+        Cut in two where `halves` finds a place, and so on; else between pieces, which a cut between words is too.
+        """
+        if is_blank(text):
+            return []
+        if len(ids) <= self._most_src_pieces:
+            return [_Part(ids, spacing)]
+        cut = halves(text, self.bundle.config.src_lang)
+        if cut is None:
+            pieces, most = ids[:-1], self._most_src_pieces - 1
+            size = -(-len(pieces) // -(-len(pieces) // most))
+            parts = [[*pieces[start : start + size], ids[-1]] for start in range(0, len(pieces), size)]
+            return [*map(_Part, parts[:-1]), _Part(parts[-1], spacing)]
+        before, between_them, after = cut
+        first, second = self._encode([before, after])
+        return [*self._fitting(before, first, between_them), *self._fitting(after, second, spacing)]
+
+    def _translation(self, parts: Sequence[_Part], found: Found) -> Translation:
+        """Of a line, from the hypotheses of each of its parts."""
+        if not parts:
+            return Translation()
+        src_pieces = sum(len(part.ids) for part in parts)
+        if len(parts) == 1:
+            hypotheses = found[0]
+        else:
+            languages = self.bundle.config.src_lang, self.bundle.config.tgt_lang
+            spacing = tuple(between(part.spacing, *languages) for part in parts[:-1])
+            chosen = zip(*found, strict=True) if self.decoding.sample else _best_together(found, self.options.n_best)
+            hypotheses = [_joined(each, spacing, self.options.eos) for each in chosen]
+        return Translation(self.text(hypotheses[0]), tuple(hypotheses), src_pieces)
+
+    def _found(
         self,
-        lines: Sequence[str],
-        tgt_ids: Sequence[Sequence[int]] | None,
+        src_ids: Sequence[Sequence[int]],
+        tgt_ids: Sequence[Sequence[int]],
         find: Find,
         before_batch: Callable[[], None],
     ) -> Found:
-        """What `find` finds for each line, in the order of the lines; nothing for a blank one."""
-        cleaned = [clean(line) for line in lines]
-        found: Found = [[] for _ in cleaned]
-        places = [place for place, line in enumerate(cleaned) if line]
-        encoded = dict(zip(places, self._encode_src([cleaned[p] for p in places]), strict=True))
+        """What `find` finds for each encoded source, in their order; nothing for one without pieces."""
+        found: Found = [[] for _ in src_ids]
+        encoded = {place: ids for place, ids in enumerate(src_ids) if ids}
 
         def work(batch: list[int]) -> Found:
             before_batch()
@@ -233,20 +317,16 @@ class Translator:
                 found[place] = hypotheses
         return found
 
-    def _encode_src(self, texts: Sequence[str]) -> list[list[int]]:
-        """Ids of source texts, each behind the tag of `[decoding]` if there is one."""
-        return self.bundle.tokenizer.encode_src(tagged(self.decoding.tag, texts))
-
     def _or_in_halves(
         self,
         batch: list[int],
         encoded: Mapping[int, Sequence[int]],
-        tgt_ids: Sequence[Sequence[int]] | None,
+        tgt_ids: Sequence[Sequence[int]],
         find: Find,
     ) -> Found:
         """A batch that does not fit into memory is tried again in halves."""
         try:
-            return find([encoded[p] for p in batch], None if tgt_ids is None else [tgt_ids[p] for p in batch])
+            return find([encoded[p] for p in batch], [tgt_ids[p] for p in batch])
         except RuntimeError as error:
             if len(batch) == 1 or not is_out_of_memory(error):
                 raise
@@ -334,6 +414,51 @@ class ModelRows:
             logits_BWV = model.decode_step(tokens_BW, state)
         self._attention.append(weights["cross_attention"].float().mean(1))
         return logits_BWV
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One hypothesis of each of a line's first parts: the sum of their scores, the last one, and those before it."""
+
+    score: float
+    last: Hypothesis
+    earlier: "_Choice | None"
+
+    def all(self) -> list[Hypothesis]:
+        """The hypotheses, in order."""
+        found, choice = [], cast("_Choice | None", self)
+        while choice is not None:
+            found.append(choice.last)
+            choice = choice.earlier
+        return found[::-1]
+
+
+def _best_together(found: Found, n_best: int) -> list[list[Hypothesis]]:
+    """The `n_best` choices of one hypothesis a part with the largest sums of scores, best first.
+
+    So the first one has the best of each part. The i-th choice with the j-th hypothesis of the next part comes behind
+    i * j - 1 others at least, which is why few pairs need be looked at.
+    """
+    best = [_Choice(hypothesis.score, hypothesis, None) for hypothesis in found[0]]
+    for hypotheses in found[1:]:
+        pairs = [
+            _Choice(choice.score + hypothesis.score, hypothesis, choice)
+            for rank, choice in enumerate(best, start=1)
+            for hypothesis in hypotheses[: n_best // rank]
+        ]
+        best = sorted(pairs, key=lambda pair: pair.score, reverse=True)[:n_best]
+    return [choice.all() for choice in best]
+
+
+def _joined(parts: Sequence[Hypothesis], spacing: tuple[str, ...], eos: int) -> Joined:
+    return Joined(
+        score=sum(part.score for part in parts),
+        log_prob=sum(part.log_prob for part in parts),
+        ids=tuple(chain(*((*part.ids, eos) for part in parts)))[:-1],
+        token_log_probs=tuple(chain(*(part.token_log_probs for part in parts))),
+        parts=tuple(parts),
+        spacing=spacing,
+    )
 
 
 class _Workers:

@@ -16,9 +16,9 @@ LINES = 50
 LEAST = 0.98  # of the lines must be translated alike
 
 # Ours, but for the beam and the length limits of a bundle: what every program has.
-DECODING = DecodingConfig(length_penalty=ALPHA, length_penalty_type="power", min_length=0).model_dump(
-    exclude={"beam_size", "max_length", "max_length_ratio", "max_length_extra"}
-)
+DECODING = DecodingConfig(
+    length_penalty=ALPHA, length_penalty_type="power", min_length=0, split_sentences="never"
+).model_dump(exclude={"beam_size", "max_length", "max_length_ratio", "max_length_extra"})
 
 Translate = Callable[[Sequence[str], Sequence[int], int], list[str]]  # lines, most pieces of each, beam size
 

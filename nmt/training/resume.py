@@ -108,6 +108,11 @@ def config_of(checkpoint: Path) -> Config:
         raise BundleError(f"{path} holds no recipe that this nmt can read: use the nmt that wrote it.") from error
 
 
+def trained_length(checkpoint: Path) -> int:
+    """Pieces of the longest source that a checkpoint, verified before, was trained on, EOS included."""
+    return int(json.loads((checkpoint / "config.json").read_bytes())["max_length"])
+
+
 def changed_keys(run: Path, earlier: Config, config: Config, allowed: Collection[str]) -> dict[str, str]:
     """The keys that differ from the run's own config, each with how. Raises: ConfigError, if one of them may not."""
     before, now = earlier.model_dump(), config.model_dump()

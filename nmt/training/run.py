@@ -41,6 +41,7 @@ from nmt.training.resume import (
     newest_checkpoint,
     refuse_changes,
     tidy,
+    trained_length,
 )
 from nmt.training.trainer import Trainer
 from nmt.training.validation import check_metrics
@@ -185,7 +186,10 @@ def _trainer(
     config = opened.config
     keep_freed_pages()  # from here on: what the tokenizer's training freed goes back to the system
     torch.manual_seed(config.training.seed)
-    bundle = _new_bundle(config, opened.prepared, None if opened.checkpoint else _start(config))
+    checkpoint = run / "checkpoints" / opened.checkpoint if opened.checkpoint else None
+    start = None if checkpoint else _start(config)
+    seen = trained_length(checkpoint) if checkpoint else start.config.max_length if start else 1
+    bundle = _new_bundle(config, opened.prepared, start, seen)
     bundle.model.to(device)
     how = config.training.precision + (", compiled," if config.training.compile is True else "")
     log.say(
@@ -194,8 +198,8 @@ def _trainer(
         + (f"{ranks.world} ranks of {device.type}" if ranks.world > 1 else str(device))
     )
     trainer = Trainer(config, run, opened.prepared, bundle, log, stop, ranks)
-    if opened.checkpoint:
-        trainer.resume(run / "checkpoints" / opened.checkpoint, opened.changed)
+    if checkpoint:
+        trainer.resume(checkpoint, opened.changed)
     return trainer
 
 
@@ -282,14 +286,20 @@ def _compiled(config: Config, device: torch.device, earlier: Config | None) -> b
     return problem is None
 
 
-def _new_bundle(config: Config, prepared: Prepared, start: Bundle | None) -> Bundle:
+def _new_bundle(config: Config, prepared: Prepared, start: Bundle | None, at_least: int = 1) -> Bundle:
+    """A model at the beginning: that of `start`, or a random one.
+
+    Args:
+        at_least: pieces of the longest source that the model was trained on before.
+    """
     tokenizer = prepared.tokenizer
     bundle_config = BundleConfig(
         src_lang=config.data.src_lang,
         tgt_lang=config.data.tgt_lang,
         src_vocab_size=tokenizer.src_vocab_size,
         tgt_vocab_size=tokenizer.tgt_vocab_size,
-        max_length=config.data.max_length,
+        max_length=max(at_least, int(prepared.train.src_lengths.max())),
+        one_sentence_share=prepared.one_sentence_share,
         model=config.model,
         decoding=config.decoding,
         recipe=config.model_dump(exclude_none=True),

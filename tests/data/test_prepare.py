@@ -365,3 +365,12 @@ def test_what_earlier_versions_named_is_found_again(corpus: Path) -> None:
     sampled, weighted = {"max_updates": 1, "bpe_dropout": 0.1}, {"prefix": "train", "weight": 2.0}
     assert run(recipe(corpus, training=sampled)).train.folder == plain.train.folder
     assert run(recipe(corpus, data={"train": weighted})).train.folder != plain.train.folder
+
+
+def test_the_share_of_single_sentences_is_measured(corpus: Path) -> None:
+    pairs = [(f"One {n}. Two.", f"eins {n}") if n % 4 == 0 else (f"Three {n}.", f"drei {n}") for n in range(200)]
+    write(corpus, "train", pairs)
+    for _ in range(2):  # made, and found again
+        prepared = run(recipe(corpus))
+        assert prepared.one_sentence_share == 0.75
+        assert Prepared.from_json(prepared.to_json()).one_sentence_share == 0.75

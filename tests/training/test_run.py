@@ -47,6 +47,9 @@ def test_what_a_run_holds(corpus: Tiny, tmp_path: Path) -> None:
     loaded = Bundle.load(folder)
     assert (loaded.config.src_lang, loaded.config.tgt_lang) == ("en", "de")
     assert loaded.config.recipe["training"]["max_updates"] == 4
+    longest = max(map(len, loaded.tokenizer.encode_src(corpus.src.read_text().splitlines())))
+    assert loaded.config.max_length <= longest < corpus.config.data.max_length  # a few pairs are held out
+    assert loaded.config.max_length > longest / 2 and loaded.config.one_sentence_share == 1.0
 
 
 def test_another_config_in_the_same_folder(corpus: Tiny, tmp_path: Path) -> None:
@@ -179,7 +182,8 @@ def test_a_run_from_a_model_resumes(corpus: Tiny, tmp_path: Path) -> None:
     for updates in (2, 4):
         tables["training"]["max_updates"] = updates
         config = parse_config(tables, where="test")
-        run.train(config, tmp_path / "run", device="cpu", quiet=True)
+        bundle = run.train(config, tmp_path / "run", device="cpu", quiet=True)
+        assert Bundle.load(bundle).config.max_length == 256  # of the start, which saw longer sources
     assert load_state(list_checkpoints(tmp_path / "run")[-1]).update == 4
 
 
