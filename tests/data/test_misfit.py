@@ -31,7 +31,7 @@ def test_d3_the_first_region_that_does_not_fit(
     assert misfit(whole[0], whole[1][:-1]) is None
     rng = random.Random(1)
     found, widest = 0, 0
-    count = 100 if full else 5 if name != "tatoeba/train" else 2
+    count = (30, 2)[not full] if name == "tatoeba/train" else (100, 5)[not full]
     for _ in range(count):
         sides = [list(side) for side in whole]
         place = break_one(sides, rng)
