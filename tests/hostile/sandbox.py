@@ -25,7 +25,7 @@ class Outcome:
     Attributes:
         kind: what the work returned, the name of the error that it raised, or "killed by …".
         message: of the error.
-        seconds, megabytes: the time it took, and how far peak memory grew in its child until then.
+        seconds, megabytes: of a core that it took, and how far peak memory grew in its child until then.
     """
 
     kind: str
@@ -34,18 +34,32 @@ class Outcome:
     megabytes: float = 0.0
 
 
-def outcomes(
-    work: Callable[[Any], str], items: Sequence[Any], *, seconds: float = 2.0, megabytes: int = 512, together: int = 500
-) -> list[Outcome]:
-    """Work on each item in a child, `together` items in one unless it dies. Raises nothing of what happens there."""
+@dataclass(frozen=True)
+class Limits:
+    """Of one item: seconds of a core, and by the clock, which other work on the machine makes longer; memory above now.
+
+    A child works on `together` items, unless one ends it.
+    """
+
+    cpu_s: float = 2.0
+    clock_s: float = 20.0
+    megabytes: int = 512
+    together: int = 500
+
+
+def outcomes(work: Callable[[Any], str], items: Sequence[Any], limits: Limits = Limits()) -> list[Outcome]:
+    """Work on each item in a child. Raises nothing of what happens there."""
     found: list[Outcome] = []
     while len(found) < len(items):
-        batch = items[len(found) : len(found) + together]
+        batch = items[len(found) : len(found) + limits.together]
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
-            os.close(reader)
-            _work_through(work, batch, writer, seconds, megabytes)
+            try:
+                os.close(reader)
+                _work_through(work, batch, writer, limits)
+            finally:
+                os._exit(1)  # whatever happened, no second pytest goes on from here
         os.close(writer)
         with open(reader) as lines:
             found += [Outcome(*json.loads(line)) for line in lines]
@@ -55,9 +69,7 @@ def outcomes(
     return found
 
 
-def _work_through(
-    work: Callable[[Any], str], batch: Sequence[Any], writer: int, seconds: float, megabytes: int
-) -> None:
+def _work_through(work: Callable[[Any], str], batch: Sequence[Any], writer: int, limits: Limits) -> None:
     """In the child: one line of JSON an item, then the end."""
     faulthandler.disable()  # pytest's
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -65,13 +77,15 @@ def _work_through(
     with contextlib.suppress(OSError, ValueError):  # where there is no /proc, time is the only limit
         with open("/proc/self/statm") as file:
             pages = int(file.read().split()[0])
-        limit = pages * resource.getpagesize() + (megabytes << 20)
+        limit = pages * resource.getpagesize() + (limits.megabytes << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    for number in (signal.SIGALRM, signal.SIGPROF):
+        signal.signal(number, signal.SIG_DFL)
     before = _peak_megabytes()
     for item in batch:
-        began = time.perf_counter()
-        signal.setitimer(signal.ITIMER_REAL, seconds)
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_REAL, limits.clock_s)
+        signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
         message = ""
         try:
             kind = work(item)
@@ -80,7 +94,8 @@ def _work_through(
         except BaseException as error:
             kind, message = type(error).__name__, repr(error)[:500]
         signal.setitimer(signal.ITIMER_REAL, 0)
-        line = json.dumps([kind, message, time.perf_counter() - began, _peak_megabytes() - before])
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        line = json.dumps([kind, message, time.process_time() - began, _peak_megabytes() - before])
         os.write(writer, line.encode() + b"\n")
     os._exit(0)
 

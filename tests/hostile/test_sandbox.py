@@ -4,7 +4,7 @@ import os
 import signal
 import time
 
-from hostile.sandbox import outcomes
+from hostile.sandbox import Limits, outcomes
 from nmt.errors import BundleError
 
 
@@ -15,6 +15,8 @@ def work(item: str) -> str:
         os.kill(os.getpid(), signal.SIGSEGV)
     if item == "hang":
         time.sleep(5)
+    while item == "loop":
+        pass
     if item == "memory":
         bytearray(800 << 20)
     if item == "some memory":
@@ -23,8 +25,9 @@ def work(item: str) -> str:
 
 
 def test_the_sandbox_tells_what_happened() -> None:
-    items = ["loaded", "refused", "crash", "hang", "loaded", "memory", "some memory"]
-    found = outcomes(work, items, seconds=1.0)
-    kinds = ["loaded", "BundleError", "killed by SIGSEGV", "killed by SIGALRM", "loaded", "MemoryError", "loaded"]
+    items = ["loaded", "refused", "crash", "hang", "loop", "loaded", "memory", "some memory"]
+    found = outcomes(work, items, Limits(cpu_s=0.5, clock_s=1.5))
+    kinds = ["loaded", "BundleError", "killed by SIGSEGV", "killed by SIGALRM", "killed by SIGPROF"]
+    kinds += ["loaded", "MemoryError", "loaded"]
     assert [outcome.kind for outcome in found] == kinds
-    assert found[4].megabytes < 50 < 90 < found[6].megabytes and found[1].message == "no"
+    assert found[5].megabytes < 50 < 90 < found[7].megabytes and found[1].message == "no"
