@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nmt.data.sources import Chunk
 
 LENGTH_RULES = ("too long", "length ratio")
+_OCCUR_AT_ONCE = 1 << 20
 
 Item = TypeVar("Item")
 
@@ -48,6 +49,8 @@ class Scan:
         dropped: pairs by rule.
         content_hash: hex sha256 over all pairs, in order.
         src_sample, tgt_sample: lines sampled for tokenizer training.
+        identical: pairs of the same text on both sides.
+        hashes: of all pairs, if they were to be held.
     """
 
     keep: NDArray[np.bool_]
@@ -55,21 +58,25 @@ class Scan:
     content_hash: str
     src_sample: list[str]
     tgt_sample: list[str]
+    identical: int = 0
+    hashes: NDArray[np.uint64] | None = None
 
     def drop_sample(self) -> None:
         """Give back the sample's memory, once the tokenizer is trained."""
         self.src_sample, self.tgt_sample = [], []
 
 
-def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int) -> Scan:
+def scan(
+    chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int, hold_hashes: bool = False
+) -> Scan:
     """Look through a corpus once: hash every pair, find empty and repeated ones, sample lines for the tokenizer.
 
-    Memory: 17 bytes a pair at most, 1 of them afterwards, and the sample.
+    Memory: 17 bytes a pair at most, 1 of them afterwards (9 with the hashes), and the sample.
 
     Args:
         sample_lines: both sides together; 0 for none.
     """
-    hashes, empty = array("Q"), bytearray()
+    hashes, empty, identical = array("Q"), bytearray(), 0
     content = hashlib.sha256()
     sample = Reservoir[tuple[str, str]](max(1, sample_lines // 2), seed) if sample_lines else None
     for src_lines, tgt_lines in chunks:
@@ -78,6 +85,7 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
         content.update(digests)
         hashes.frombytes(digests)
         empty += bytes([not src or not tgt for src, tgt in pairs])
+        identical += sum(src == tgt for src, tgt in pairs)
         if sample is not None:
             for pair in pairs:
                 if pair[0] and pair[1]:
@@ -85,14 +93,29 @@ def scan(chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int,
     keep = ~np.frombuffer(empty, dtype=bool)
     dropped = Counter({"empty": int(len(keep) - keep.sum())})
     if remove_duplicates:
-        first = _first_of_equals(np.frombuffer(hashes, dtype=np.uint64))
+        first = first_of_equals(np.frombuffer(hashes, dtype=np.uint64))
         dropped["duplicate"] = int((keep & ~first).sum())
         keep &= first
     sampled = sample.items if sample is not None else []
-    return Scan(keep, dropped, content.hexdigest(), [src for src, _ in sampled], [tgt for _, tgt in sampled])
+    src_sample, tgt_sample = [src for src, _ in sampled], [tgt for _, tgt in sampled]
+    held = np.frombuffer(hashes, dtype=np.uint64) if hold_hashes else None
+    return Scan(keep, dropped, content.hexdigest(), src_sample, tgt_sample, identical, held)
 
 
-def _first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def occur_in(hashes: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which hashes are among the others. Sorts only the others: they are few."""
+    if not len(others):
+        return np.zeros(len(hashes), dtype=bool)
+    others = np.sort(others)
+    found = np.empty(len(hashes), dtype=bool)
+    for start in range(0, len(hashes), _OCCUR_AT_ONCE):
+        part = hashes[start : start + _OCCUR_AT_ONCE]
+        place = np.searchsorted(others, part).clip(max=len(others) - 1)
+        found[start : start + len(part)] = others[place] == part
+    return found
+
+
+def first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Whether no earlier one has the same value. In sixteen parts, since sorting all at once takes 40 bytes a hash."""
     first = np.zeros(len(hashes), dtype=bool)
     part_of = hashes.view(np.uint8)[::8] >> 4
