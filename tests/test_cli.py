@@ -48,7 +48,9 @@ OPTIONS = {
     "tokenizer encode": "-m --model --side --ids",
     "tokenizer decode": "-m --model --side --ids",
     "data toy": "--out --seed",
-    "data prepare": "CONFIG --out --data --set",
+    "data prepare": "CONFIG --out --data --set --text-out",
+    "data check": "CONFIG --src --tgt --valid-src --valid-tgt --test-src --test-tgt --data --set --tokenizer --langid "
+    "--json --html --write-bad --threads --quiet -q",
     "model info": "-m --model --json",
     "model import": "FOLDER --format --out --src-lang --tgt-lang --quiet -q",
     "model export": "MODEL --format --out --check --quiet -q",

@@ -279,9 +279,12 @@ class _Tally:
 def _find_odd_bytes(config: DataConfig, report: Report, tally: _Tally) -> None:
     before = 0
     for source, (_, pairs) in zip(config.train, report.sources, strict=True):
+        found: dict[str, list[NDArray[np.int64]]] = {}
         for path in _plain_files(source, config):
             for rule, lines in _odd_bytes(path):
-                tally.found(rule, before + lines[lines <= pairs])
+                found.setdefault(rule, []).append(lines[lines <= pairs])
+        for rule, parts in found.items():
+            tally.found(rule, before + np.unique(np.concatenate(parts)))  # once, though both sides have it
         before += pairs
 
 

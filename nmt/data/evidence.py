@@ -25,7 +25,7 @@ SHIFTS = tuple(range(-MAX_SHIFT, MAX_SHIFT + 1))
 _BUCKETS = 1 << 16  # words are hashed: memory does not depend on the corpus
 _CACHED_WORDS = 200_000
 _COMPANIONS = 4
-_LEAST_DICE = 0.05
+_LEAST_DICE, _NEAR_BEST = 0.05, 0.4
 _MOST_WORDS = 40  # of a line, when the lexicon is learnt
 _COLUMNS = 1 << 12  # of the bitmap of words by line; words share columns, which the learnt chances take into account
 _BLOCK_LINES = 256
@@ -238,7 +238,11 @@ def _companions(src: Words, tgt: Words) -> tuple[NDArray[np.int32], NDArray[np.b
     src_counts = np.bincount(src.buckets, minlength=_BUCKETS)
     tgt_counts = np.bincount(tgt.buckets, minlength=_BUCKETS)
     dice = 2 * together / (src_counts[word] + tgt_counts[companion])
-    word, companion, dice = (values[dice >= _LEAST_DICE] for values in (word, companion, dice))
+    best_of_word = np.zeros(_BUCKETS)
+    np.maximum.at(best_of_word, word, dice)
+    # A word that is in every line goes with all and says nothing.
+    near = (dice >= _LEAST_DICE) & (dice >= _NEAR_BEST * best_of_word[word])
+    word, companion, dice = word[near], companion[near], dice[near]
     best = np.lexsort((-dice, word))
     word, companion = word[best], companion[best]
     rank = np.arange(len(word)) - np.searchsorted(word, word)

@@ -40,7 +40,8 @@ _IN_PROCESSES = 4 * _PORTION_PAIRS  # pairs from which other processes are worth
 
 # Thresholds on evidence, which is in natural logarithms.
 _UNRELATED = -6.0
-_OTHER_SIDE = 4.0  # for a line to be in the other side's language, when both lines say so
+_OTHER_SIDE = 6.0  # of both lines together, for each to be in the other's language
+_AGAINST = -1.0  # that one of them may say against it: short ones know no better
 _OTHER_SIDE_ALONE = 10.0  # when one line alone does
 _LEAST_LETTERS = 30  # for language identification
 _SURE = 0.9
@@ -181,7 +182,7 @@ def _languages(
     like = learnt.evidence.src_like
     src_foreign = -src_side.words.sums(like[src_side.words.buckets])
     tgt_foreign = tgt_side.words.sums(like[tgt_side.words.buckets])
-    swapped = (src_foreign > 0) & (tgt_foreign > 0) & (src_foreign + tgt_foreign > 2 * _OTHER_SIDE)
+    swapped = (np.minimum(src_foreign, tgt_foreign) > _AGAINST) & (src_foreign + tgt_foreign > _OTHER_SIDE)
     alone = ~swapped & (np.maximum(src_foreign, tgt_foreign) > _OTHER_SIDE_ALONE)
     if learnt.langid:
         for language, characters in zip(learnt.langid, (src, tgt), strict=True):

@@ -137,11 +137,21 @@ def _measure_memory(folder: Path, src: Lines, tgt: Lines, gigabytes: float) -> N
     peaks, counts = [], []
     for size in (1e6, gigabytes * 1e9):
         count = _write_much(folder, src, tgt, size)
-        command = [sys.executable, "-m", "nmt", "data", "check", "--threads", "2", "--json", folder / "report.json"]
+        command = [
+            sys.executable,
+            "-m",
+            "nmt",
+            "data",
+            "check",
+            "--threads",
+            "2",
+            "--json",
+            str(folder / "report.json"),
+        ]
         command += ["--src", str(folder / "a.en"), "--tgt", str(folder / "a.de")]
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT) as process:
-            with private_memory(process.pid, every_s=0.1) as peak_mb:
-                process.wait()
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, cwd=ROOT)
+        with private_memory(process.pid, every_s=0.1) as peak_mb:
+            process.wait()
         if process.returncode or json.loads((folder / "report.json").read_text())["pairs"] != count:
             sys.exit(f"nmt data check ended with {process.returncode}")
         peaks.append(peak_mb[0])
