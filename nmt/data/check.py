@@ -23,7 +23,7 @@ from nmt.data.rules import RULES
 from nmt.data.shifts import UNSHIFTED, ShiftFinder, Stretch
 from nmt.data.sources import CHUNK_PAIRS, Chunk, count_lines, describe, read_chunks, text_paths
 from nmt.errors import DataError
-from nmt.text.lines import clean, open_text, read_lines, read_raw_lines
+from nmt.text.lines import clean, open_text, read_lines
 from nmt.text.tokenizer import Tokenizer
 
 Progress = Callable[[str, int, int], None]  # what is done, pairs so far, of how many (0: not known yet)
@@ -35,11 +35,11 @@ NUM_BINS = 34
 PARTS = 200  # of the corpus, whose quality is shown one by one
 _TOKENIZED = 5_000  # sampled pairs by which a tokenizer is judged
 
-# Bytes, by the line contract of nmt.text.lines. A TSV line holds a tab by right.
-_SEPARATORS = re.compile(rb"[\x0b\x0c\x1c-\x1f]|\r(?=[^\n])|\xc2\x85|\xe2\x80[\xa8\xa9]")
-_SEPARATORS_AND_TAB = re.compile(rb"\t|" + _SEPARATORS.pattern)
+# What reading mends by the line contract of nmt.text.lines. A TSV line holds a tab by right.
+_SEPARATORS = re.compile("[\x0b\x0c\r\x1c-\x1f\x85\u2028\u2029]")
+_SEPARATORS_AND_TAB = re.compile(rf"\t|{_SEPARATORS.pattern}")
+_CONTROLS = re.compile("[\x00-\x08\x0e-\x1b\x7f-\x84\x86-\x9f\u202a-\u202e\u2066-\u2069]")
 _COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
-_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1b\x7f]|\xc2[\x80-\x84\x86-\x9f]|\xe2\x80[\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
 
 
 @dataclass
@@ -127,7 +127,7 @@ def check(
         report.refusals.append("there is no pair of lines at all")
         return report
     tally = _Tally(report, bad)
-    _find_odd_bytes(config, report, tally)
+    _find_mended(config, report, tally)
     learnt = learn_corpus(src, tgt, config, langid=langid)
     for judged in judge_all(portions(corpus.chunks("judging")), learnt, RULES.keys(), workers):
         tally.add(judged)
@@ -276,15 +276,13 @@ class _Tally:
             self._report.quality = (self._quality[0] / self._quality[1]).tolist()
 
 
-def _find_odd_bytes(config: DataConfig, report: Report, tally: _Tally) -> None:
+def _find_mended(config: DataConfig, report: Report, tally: _Tally) -> None:
     before = 0
     for source, (_, pairs) in zip(config.train, report.sources, strict=True):
-        found: dict[str, list[NDArray[np.int64]]] = {}
-        for path in _plain_files(source, config):
-            for rule, lines in _odd_bytes(path):
-                found.setdefault(rule, []).append(lines[lines <= pairs])
-        for rule, parts in found.items():
-            tally.found(rule, before + np.unique(np.concatenate(parts)))  # once, though both sides have it
+        sides = [_mended(path) for path in _plain_files(source, config)]
+        for rule in sides[0] if sides else ():
+            lines = np.unique(np.concatenate([of_side[rule] for of_side in sides]))  # once, though both have it
+            tally.found(rule, before + lines[lines <= pairs])
         before += pairs
 
 
@@ -299,17 +297,17 @@ def _plain_files(source: Source, config: DataConfig) -> list[Path]:
     return [path for path in files if path.suffix not in _COMPRESSED]
 
 
-def _odd_bytes(path: Path) -> Iterator[tuple[str, NDArray[np.int64]]]:
-    """Find what reading mends without a word: separators and control characters, as (rule, lines)."""
+def _mended(path: Path) -> dict[str, NDArray[np.int64]]:
+    """The lines that reading mends without a word, by rule: separators and control characters."""
     patterns = {"separators": _SEPARATORS if path.suffix == ".tsv" else _SEPARATORS_AND_TAB, "controls": _CONTROLS}
+    found = {rule: array("q") for rule in patterns}
     with open_text(path) as stream:
-        lines = (raw.removesuffix(b"\r") for raw, _ in read_raw_lines(stream))
-        start = 1
-        while block := list(itertools.islice(lines, CHUNK_PAIRS)):
-            for rule, pattern in patterns.items():
-                if pattern.search(b"\n".join(block)):
-                    yield rule, np.array([n for n, raw in enumerate(block, start) if pattern.search(raw)], np.int64)
-            start += len(block)
+        for number, line in enumerate(read_lines(stream), 1):
+            if not line.isprintable():
+                for rule, pattern in patterns.items():
+                    if pattern.search(line):
+                        found[rule].append(number)
+    return {rule: np.array(lines, np.int64) for rule, lines in found.items()}
 
 
 def _digests(source: Source, config: DataConfig) -> NDArray[np.uint64]:
