@@ -195,9 +195,12 @@ def identical(src: Characters, tgt: Characters) -> Flags:
 
 
 def different_numbers(src: Characters, tgt: Characters) -> Flags:
-    """Pairs where a number of two digits and more is on one side only; 1,000 is 1.000 and 1000."""
-    long_enough = (src.digits >= 2) | (tgt.digits >= 2)
-    return _where(long_enough, lambda i: _long_numbers(src.lines[i]) != _long_numbers(tgt.lines[i]))
+    """Pairs with digits on both sides where a number of two digits and more is on one side only; 1,000 is 1.000.
+
+    Where one side has no digits the number is most often written in words.
+    """
+    both = (src.digits > 0) & (tgt.digits > 0) & (src.digits + tgt.digits >= 3)
+    return _where(both, lambda i: _long_numbers(src.lines[i]) != _long_numbers(tgt.lines[i]))
 
 
 def _long_numbers(line: str) -> list[int]:

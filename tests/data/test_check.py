@@ -72,7 +72,10 @@ NEAR: dict[str, list[Pair]] = {
     "ratio": [("Yes.", "Aber ja!"), ("The dog sleeps well.", "Der Hund schläft sehr gut.")],
     "script": [("The key α is old.", "Der Schlüssel α ist alt."), ("1234", "1234")],
     "swapped": [("The king hears Mann.", "Der König hört Mann."), ("Tom", "Tom")],
-    "numbers": [("It costs 1,000.50.", "Es kostet 1.000,50."), ("5 dogs and two.", "fünf Hunde und 2.")],
+    "numbers": [
+        ("It costs 1,000.50.", "Es kostet 1.000,50."),
+        ("It costs 3,500.", "Es kostet dreitausendfünfhundert."),
+    ],
     "placeholders": [("The %1$s sees {0}.", "{0} sieht %1$s."), ("100 % sure", "100% sicher")],
     "markup": [("The <b>old</b> man.", "Der <b>alte</b> Mann."), ("3 < 4 & 5 > 4", "3 < 4 und 5 > 4")],
     "garbage": [
