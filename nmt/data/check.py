@@ -263,6 +263,8 @@ class _Tally:
             unrelated = unrelated[(unrelated < stretch.start) | (unrelated > stretch.end)]
         self.found("unrelated", unrelated)
         text = ~np.frombuffer(self._blank, dtype=bool)
+        if not text.any():
+            self._report.refusals.append("every pair has a blank side: nothing is left to train on")
         pair, src, tgt = (np.frombuffer(digests, np.uint64) for digests in self._digests)
         new = first_of_equals(pair)
         self.found("duplicate", np.flatnonzero(text & ~new) + 1)

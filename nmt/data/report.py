@@ -16,7 +16,7 @@ from nmt.data.rules import RULES
 FORMAT_VERSION = 1
 _EXCERPT = 60  # characters
 _SHOWN_LINES, _SHOWN_PAIRS, _SHOWN_STRETCHES = 5, 2, 20
-_WORDS = {"refused": "training refuses it", "wrong": "most likely wrong", "look": "worth a look"}
+_WORDS = {"wrong": "most likely wrong", "look": "worth a look"}
 
 
 def escaped(text: str, length: int = _EXCERPT) -> str:

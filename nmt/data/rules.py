@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from nmt.config import Filter
 
-Severity = Literal["refused", "wrong", "look"]
+Severity = Literal["wrong", "look"]
 
 
 @dataclass(frozen=True)
@@ -13,7 +13,7 @@ class Rule:
     """One thing that may be wrong with a pair of lines.
 
     Attributes:
-        severity: "refused" by `nmt train`, "wrong" most likely, or worth a "look".
+        severity: "wrong" most likely, or worth a "look". What training refuses is in `Report.refusals`.
     """
 
     name: str
@@ -29,13 +29,6 @@ def _droppable(name: Filter, severity: Severity, meaning: str, way_out: str = ""
 RULES = {
     rule.name: rule
     for rule in (
-        Rule(
-            "counts",
-            "refused",
-            "the two sides have different numbers of lines",
-            "mend the side where a line was split or lost",
-        ),
-        Rule("empty", "refused", "there is no pair at all", "check the paths"),
         Rule(
             "separators",
             "look",

@@ -252,7 +252,7 @@ def test_no_text_breaks_it(tmp_path: Path, kind: str, capsys: pytest.CaptureFixt
     reports = ["--html", str(tmp_path / "r.html"), "--json", str(tmp_path / "r.json")]
     code = _run(["data", "check", *paths, *reports], debug=False)
     out, err = capsys.readouterr()
-    assert code == (3 if kind in ("empty", "uneven") else 0), out + err
+    assert code == (3 if kind in ("empty", "uneven", "blanks", "NULs") else 0), out + err
     assert "Traceback" not in err and "\x1b" not in out and "\0" not in out
     assert ("training refuses" in out) == (code == 3)
     json.loads((tmp_path / "r.json").read_text())
