@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from nmt.cli import _run
@@ -25,7 +26,6 @@ Pair = tuple[str, str]
 Figure = Callable[..., None]
 PAIRS = 4_000
 STRETCH = range(1_500, 1_560)  # from 0: targets here are one line late
-LONG = " ".join(["word"] * 9)
 
 NOUNS = {
     "dog": "Hund", "tree": "Baum", "man": "Mann", "fish": "Fisch", "king": "König", "table": "Tisch", "apple": "Apfel",
@@ -326,7 +326,6 @@ def test_filters_are_the_rules_that_may_drop(planted: tuple[Path, Report, dict[P
     with pytest.raises(ConfigError, match="filters"):
         recipe(folder, filters=["nonsense"])
     data = config(folder, filters=list(FILTERS))
-    import numpy as np
 
     keep, counts = filtered(lambda: read_chunks(data.train[0], data), data, np.ones(report.pairs, bool), 1)
     assert counts.total() == report.pairs - keep.sum() and counts["misaligned"] > 50
