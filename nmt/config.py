@@ -102,6 +102,12 @@ class Source(Section):
         return self
 
 
+Filter = Literal[
+    "encoding", "mojibake", "identical", "too long", "ratio", "script", "swapped", "language", "misaligned",
+    "unrelated", "numbers", "placeholders", "markup", "garbage",
+]  # fmt: skip
+
+
 class DataConfig(Section):
     """`[data]`: the corpora and the rules by which pairs are dropped."""
 
@@ -115,6 +121,7 @@ class DataConfig(Section):
     max_length: int = Field(default=256, ge=2, le=4096)  # pieces a side, end of sentence included
     max_length_ratio: float = Field(default=4.0, ge=1.0, le=1000.0)  # longer side / shorter side, in pieces
     remove_duplicates: bool = True  # a pair seen before is dropped
+    filters: list[Filter] = Field(default_factory=list)  # rules of `nmt data check` by which training pairs are dropped
 
     @model_validator(mode="after")
     def _held_out_is_unseen(self) -> Self:

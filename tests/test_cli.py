@@ -39,8 +39,8 @@ OPTIONS = {
     "translate": "-m --model -i --input -o --output --prefix --format --protect --line-buffered -b --beam-size "
     "--n-best --length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra "
     "--max-length --min-length --min-length-ratio --no-repeat-ngram --repetition-penalty --sample --temperature "
-    "--top-k --top-p --seed --tag --split-sentences --precision --deterministic --num-workers --batch-rows --device --threads --strict "
-    "--quiet -q",
+    "--top-k --top-p --seed --tag --split-sentences --precision --deterministic --num-workers --batch-rows "
+    "--device --threads --strict --quiet -q",
     "score": "-m --model --src --tgt -o --output --format --length-penalty --length-penalty-type --repetition-penalty "
     "--tag --precision --deterministic --num-workers --batch-rows --device --threads --strict --quiet -q",
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
@@ -52,7 +52,9 @@ OPTIONS = {
     "tokenizer encode": "-m --model --side --ids",
     "tokenizer decode": "-m --model --side --ids",
     "data toy": "--out --seed",
-    "data prepare": "CONFIG --out --data --set --offline",
+    "data prepare": "CONFIG --out --data --set --text-out --offline",
+    "data check": "CONFIG --src --tgt --valid-src --valid-tgt --test-src --test-tgt --data --set --tokenizer --langid "
+    "--json --html --write-bad --threads --quiet -q",
     "model info": "-m --model --json",
     "model import": "FOLDER --format --out --src-lang --tgt-lang --quiet -q",
     "model export": "MODEL --format --out --check --quiet -q",

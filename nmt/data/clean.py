@@ -22,6 +22,7 @@ from nmt.text.tokenizer import training_text
 
 LOOKED_AT = 20_000  # source lines at most, the same of the same corpus, to see whether they are one sentence each
 LENGTH_RULES = ("too long", "length ratio")
+_OCCUR_AT_ONCE = 1 << 20
 
 Item = TypeVar("Item")
 
@@ -58,6 +59,8 @@ class Scan:
         src_sample, tgt_sample: lines sampled for tokenizer training, as much of each as it reads.
         offered: pairs that they were sampled from.
         one_sentence_share: how many source lines are one sentence each, from 0 to 1, if that was asked for.
+        identical: pairs of the same text on both sides.
+        hashes: of all pairs, if they were to be held.
     """
 
     keep: NDArray[np.bool_]
@@ -67,6 +70,8 @@ class Scan:
     tgt_sample: list[str]
     offered: int = 0
     one_sentence_share: float | None = None
+    identical: int = 0
+    hashes: NDArray[np.uint64] | None = None
 
     def drop_sample(self) -> None:
         """Give back the sample's memory, once the tokenizer is trained."""
@@ -74,17 +79,23 @@ class Scan:
 
 
 def scan(
-    chunks: Iterable[Chunk], *, remove_duplicates: bool, sample_lines: int, seed: int, src_lang: str | None = None
+    chunks: Iterable[Chunk],
+    *,
+    remove_duplicates: bool,
+    sample_lines: int,
+    seed: int,
+    src_lang: str | None = None,
+    hold_hashes: bool = False,
 ) -> Scan:
     """Look through a corpus once: hash every pair, find empty and repeated ones, sample lines for the tokenizer.
 
-    Memory: 17 bytes a pair at most, 1 of them afterwards, and the sample.
+    Memory: 17 bytes a pair at most, 1 of them afterwards (9 with the hashes), and the sample.
 
     Args:
         sample_lines: both sides together; 0 for none.
         src_lang: look how many source lines are one sentence each, by the rules of this language.
     """
-    hashes, empty = array("Q"), bytearray()
+    hashes, empty, identical = array("Q"), bytearray(), 0
     content = hashlib.sha256()
     looked_at = Reservoir[str](LOOKED_AT, 0) if src_lang is not None else None
     sample = Reservoir[tuple[str, str]](max(1, sample_lines // 2), seed) if sample_lines else None
@@ -94,17 +105,26 @@ def scan(
         content.update(digests)
         hashes.frombytes(digests)
         empty += bytes([not src or not tgt for src, tgt in pairs])
+        identical += sum(src == tgt for src, tgt in pairs)
         _offer(pairs, sample, looked_at)
     keep = ~np.frombuffer(empty, dtype=bool)
     dropped = Counter({"empty": int(len(keep) - keep.sum())})
     if remove_duplicates:
-        first = _first_of_equals(np.frombuffer(hashes, dtype=np.uint64))
+        first = first_of_equals(np.frombuffer(hashes, dtype=np.uint64))
         dropped["duplicate"] = int((keep & ~first).sum())
         keep &= first
     sampled, offered = (sample.items, sample.seen) if sample is not None else ([], 0)
-    src_sample, tgt_sample = [src for src, _ in sampled], [tgt for _, tgt in sampled]
-    share = share_of_single(looked_at.items, src_lang) if looked_at is not None and src_lang is not None else None
-    return Scan(keep, dropped, content.hexdigest(), src_sample, tgt_sample, offered, share)
+    return Scan(
+        keep,
+        dropped,
+        content.hexdigest(),
+        src_sample=[src for src, _ in sampled],
+        tgt_sample=[tgt for _, tgt in sampled],
+        offered=offered,
+        one_sentence_share=share_of_single(looked_at.items, src_lang) if looked_at and src_lang else None,
+        identical=identical,
+        hashes=np.frombuffer(hashes, dtype=np.uint64) if hold_hashes else None,
+    )
 
 
 def _offer(
@@ -120,7 +140,20 @@ def _offer(
             looked_at.offer(src)
 
 
-def _first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+def occur_in(hashes: NDArray[np.uint64], others: NDArray[np.uint64]) -> NDArray[np.bool_]:
+    """Which hashes are among the others. Sorts only the others: they are few."""
+    if not len(others):
+        return np.zeros(len(hashes), dtype=bool)
+    others = np.sort(others)
+    found = np.empty(len(hashes), dtype=bool)
+    for start in range(0, len(hashes), _OCCUR_AT_ONCE):
+        part = hashes[start : start + _OCCUR_AT_ONCE]
+        place = np.searchsorted(others, part).clip(max=len(others) - 1)
+        found[start : start + len(part)] = others[place] == part
+    return found
+
+
+def first_of_equals(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
     """Whether no earlier one has the same value. In sixteen parts, since sorting all at once takes 40 bytes a hash."""
     first = np.zeros(len(hashes), dtype=bool)
     part_of = hashes.view(np.uint8)[::8] >> 4

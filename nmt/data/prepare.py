@@ -19,7 +19,8 @@ from numpy.typing import NDArray
 
 from nmt.config import Config, Source
 from nmt.data.cache import FORMAT_VERSION, TokenCache, build_cache
-from nmt.data.clean import Scan, scan
+from nmt.data.clean import Scan, length_rules, occur_in, scan
+from nmt.data.filters import filtered
 from nmt.data.sources import Chunk, describe, read_chunks
 from nmt.errors import DataError
 from nmt.storage.atomic import atomic_folder, remove_folder, remove_stale, write_file
@@ -27,6 +28,7 @@ from nmt.storage.manifest import damage
 from nmt.text.tokenizer import Tokenizer, tagged, train_sentencepiece
 
 Say = Callable[[str], None]
+_MANY = 0.05  # share of the training pairs
 _MODEL = "tokenizer.model"  # in the folder of a cached tokenizer
 _SIDES = {"src": "source", "tgt": "target"}
 _MOST_UNKNOWN, _FEW_UNKNOWN = 0.05, 10  # of the pieces of a side: more are refused, but never so few
@@ -65,7 +67,15 @@ class Prepared:
         return cls(tokenizer, TokenCache(Path(train)), TokenCache(Path(valid)), *rest)
 
 
-def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | None = None, threads: int = 0) -> Prepared:
+def prepare(
+    config: Config,
+    cache: Path,
+    say: Say,
+    *,
+    tokenizer: Tokenizer | None = None,
+    threads: int = 0,
+    text_out: Path | None = None,
+) -> Prepared:
     """Scan, clean, train the tokenizer if none is given, build the token caches that are missing.
 
     The corpus is read once to scan it, and once more to encode it if its cache is missing.
@@ -75,6 +85,7 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         say: called with each line of progress.
         tokenizer: use this one (resuming, fine-tuning) instead of training or reading one.
         threads: for encoding; 0 means all cores.
+        text_out: write the training pairs that are kept to text_out.<src_lang> and text_out.<tgt_lang>.
     Raises: DataError, ConfigError, StorageError.
     """
     data, threads = config.data, threads or os.cpu_count() or 1
@@ -91,7 +102,12 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         sample_lines=sample_lines,
         src_lang=data.src_lang,
     )
+    _warn_of_odd_pairs(train, say)
     keep, train_dropped = train.keep.copy(), train.dropped
+    if data.filters:
+        say(f"filtering by {', '.join(data.filters)}")
+        keep, by_filter = filtered(lambda: _untagged(config, data.train), data, keep, threads)
+        train_dropped = train_dropped + by_filter
     if data.valid is None:
         valid_sources, valid_ends = data.train, ends
         valid_keep = _hold_out(keep, data.valid_size, config.training.seed)
@@ -102,6 +118,7 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
         valid_sources = [data.valid]
         valid, valid_ends = _scan(config, valid_sources, say, remove_duplicates=False, sample_lines=0)
         valid_keep, valid_dropped = valid.keep, valid.dropped
+        _warn_of_overlap(train, keep, valid, say)
     if tokenizer is None:
         tokenizer = _train_tokenizer(config, train, cache, say)
     train.drop_sample()
@@ -113,6 +130,8 @@ def prepare(config: Config, cache: Path, say: Say, *, tokenizer: Tokenizer | Non
     _refuse_unknown("valid", valid_cache, say)
     train_cache = build("train", data.train, keep, train.content_hash, ends)
     _refuse_unknown("train", train_cache, say)
+    if text_out is not None:
+        _write_text(text_out, config, keep, tokenizer)
     counts = {
         "train": _counts(len(train.keep), train_dropped, train_cache),
         "valid": _counts(len(valid_src) + valid_dropped.total(), valid_dropped, valid_cache),
@@ -148,8 +167,41 @@ def _scan(
             ends.append(read)
 
     seed = config.training.seed
-    found = scan(chunks(), remove_duplicates=remove_duplicates, sample_lines=sample_lines, seed=seed, src_lang=src_lang)
+    found = scan(
+        chunks(),
+        remove_duplicates=remove_duplicates,
+        sample_lines=sample_lines,
+        seed=seed,
+        src_lang=src_lang,
+        hold_hashes=config.data.valid is not None,
+    )
     return found, ends
+
+
+def _warn_of_odd_pairs(train: Scan, say: Say) -> None:
+    """Cheap signs of a corpus that wants a closer look."""
+    pairs = len(train.keep)
+    for number, what in ((train.identical, "the same text on both sides"), (train.dropped["empty"], "a blank side")):
+        if number > _MANY * pairs:
+            say(f"warning: {number:,} of {pairs:,} training pairs have {what}; nmt data check shows them")
+
+
+def _warn_of_overlap(train: Scan, keep: NDArray[np.bool_], valid: Scan, say: Say) -> None:
+    """Validation text that is trained on flatters its score."""
+    assert train.hashes is not None and valid.hashes is not None
+    shared = int((keep & occur_in(train.hashes, valid.hashes[valid.keep])).sum())
+    train.hashes = valid.hashes = None
+    if shared:
+        say(
+            f"warning: {shared:,} training pairs are in the validation text too, which flatters its scores; "
+            f"nmt data check shows them"
+        )
+
+
+def _untagged(config: Config, sources: list[Source]) -> Iterator[Chunk]:
+    """The pairs of these sources, as they were read."""
+    for source in sources:
+        yield from read_chunks(source, config.data)
 
 
 def _chunks(config: Config, sources: list[Source]) -> Iterator[Chunk]:
@@ -179,6 +231,29 @@ def _texts(config: Config, sources: list[Source], keep: NDArray[np.bool_]) -> tu
             tgt.append(tgt_lines[place])
         position += len(src_lines)
     return src, tgt
+
+
+def _write_text(prefix: Path, config: Config, keep: NDArray[np.bool_], tokenizer: Tokenizer) -> None:
+    """The pairs that the token cache holds, as they were read; each file appears when it is complete."""
+    data, position = config.data, 0
+    paths = [Path(f"{prefix}.{language}") for language in (data.src_lang, data.tgt_lang)]
+    partial = [path.with_name(f"{path.name}.partial") for path in paths]
+    prefix.parent.mkdir(parents=True, exist_ok=True)
+    with partial[0].open("wb") as src_file, partial[1].open("wb") as tgt_file:
+        for src_lines, tgt_lines in _untagged(config, data.train):
+            kept = np.flatnonzero(keep[position : position + len(src_lines)]).tolist()
+            position += len(src_lines)
+            src, tgt = [src_lines[i] for i in kept], [tgt_lines[i] for i in kept]
+            lengths = [
+                np.array(list(map(len, ids)), np.int64)
+                for ids in (tokenizer.encode_src(src), tokenizer.encode_tgt(tgt))
+            ]
+            broken = length_rules(lengths[0], lengths[1], data.max_length, data.max_length_ratio)
+            fits = np.flatnonzero(~np.logical_or.reduce(list(broken.values()))).tolist()
+            for file, lines in ((src_file, src), (tgt_file, tgt)):
+                file.write("".join(f"{lines[i]}\n" for i in fits).encode("utf-8", "replace"))
+    for path, complete in zip(paths, partial, strict=True):
+        os.replace(complete, path)
 
 
 def _given_tokenizer(config: Config) -> Tokenizer | None:

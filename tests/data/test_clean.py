@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nmt.data.clean import Reservoir, _first_of_equals, length_rules, scan
+from nmt.data.clean import Reservoir, first_of_equals, length_rules, scan
 
 PAIRS = [("a", "b"), ("", "b"), ("a", ""), ("a", "b"), ("a", "c"), ("", ""), ("", "b"), ("a", "b"), ("b", "a")]
 
@@ -61,7 +61,7 @@ def test_equal_hashes_are_found_in_parts() -> None:
     first = np.zeros(3000, dtype=bool)
     first[np.unique(hashes, return_index=True)[1]] = True
     assert 300 < first.sum() <= 500
-    assert np.array_equal(_first_of_equals(hashes), first)
+    assert np.array_equal(first_of_equals(hashes), first)
 
 
 def test_no_sample_is_taken_where_none_is_wanted() -> None:
