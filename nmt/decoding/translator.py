@@ -21,6 +21,7 @@ from nmt.bundle import Bundle
 from nmt.config import DecodingConfig
 from nmt.data.batching import pad
 from nmt.decoding.options import Limits, SearchOptions
+from nmt.decoding.parts import Cutter, Joined, Part
 from nmt.decoding.paths import Sampling, greedy_search, sample
 from nmt.decoding.search import Hypothesis, beam_search
 from nmt.errors import ConfigError
@@ -29,9 +30,7 @@ from nmt.model.inference import PRECISIONS, Precision, default_precision, has_fi
 from nmt.model.kv_cache import DecoderState, even_width
 from nmt.model.memory import is_out_of_memory, keep_freed_pages
 from nmt.model.transformer import Transformer
-from nmt.text.lines import clean, is_blank
-from nmt.text.sentences import between, halves, split
-from nmt.text.tokenizer import tagged
+from nmt.text.lines import clean
 
 Found = list[list[Hypothesis]]  # of each sentence, best first
 Find = Callable[[Sequence[Sequence[int]], Sequence[Sequence[int]] | None], Found]  # from source ids and target ids
@@ -60,27 +59,6 @@ class Translation:
     hypotheses: tuple[Hypothesis, ...] = ()
     src_pieces: int = 0
     protected: str | None = None
-
-
-@dataclass(frozen=True, order=True)
-class Joined(Hypothesis):
-    """The translations of a line's parts as one: their ids with an EOS between them, and the sums of their scores.
-
-    Attributes:
-        parts: of the line, in order.
-        spacing: what stands between their texts, one less.
-    """
-
-    parts: tuple[Hypothesis, ...] = ()
-    spacing: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class _Part:
-    """What the model is given at once of a line: pieces, EOS last, and the white space of the line behind them."""
-
-    ids: list[int]
-    spacing: str = ""
 
 
 class Translator:
@@ -138,7 +116,12 @@ class Translator:
         self._batch_rows, self._batch_tokens = batch_rows, batch_tokens or fitting
         self._head_dim = min(bundle.config.model.head_dim for bundle in bundles)
         self._models = [bundle.model for bundle in bundles]
-        self._most_src_pieces = max(2, min(bundle.config.max_length for bundle in bundles))
+        self._cutter = Cutter(
+            self.bundle.tokenizer,
+            (self.bundle.config.src_lang, self.bundle.config.tgt_lang),
+            min(bundle.config.max_length for bundle in bundles),
+            self.decoding.tag,
+        )
         share = self.bundle.config.one_sentence_share
         mostly_single = share is not None and share > _MOSTLY_SINGLE
         self._splits = {"always": True, "never": False, "auto": mostly_single}[self.decoding.split_sentences]
@@ -196,7 +179,7 @@ class Translator:
             unk = self.bundle.tokenizer.special.unk
             encoded = encode_tgt([clean(text) for text in prefixes])
             forced = [list(takewhile(lambda piece: piece != unk, ids[:-1])) for ids in encoded]
-        in_parts = self._parts([clean(line) for line in lines], [self._splits and not prefix for prefix in forced])
+        in_parts = self._cutter.cut([clean(line) for line in lines], [self._splits and not prefix for prefix in forced])
         openings: list[list[int]] = []
         for prefix, parts in zip(forced, in_parts, strict=True):
             openings += [prefix, *([] for _ in parts)][: len(parts)]
@@ -210,7 +193,7 @@ class Translator:
         if len(src_lines) != len(tgt_lines):
             raise ValueError(f"{len(tgt_lines)} translations for {len(src_lines)} lines")
         sources, cleaned = [clean(line) for line in src_lines], [clean(line) for line in tgt_lines]
-        encoded = zip(sources, cleaned, self._encode(sources), strict=True)
+        encoded = zip(sources, cleaned, self._cutter.encode(sources), strict=True)
         src_ids = [ids if src and tgt else [] for src, tgt, ids in encoded]
         targets = [ids[:-1] for ids in self.bundle.tokenizer.encode_tgt(cleaned)]
         found = self._found(src_ids, targets, self.force, lambda: None)
@@ -247,54 +230,12 @@ class Translator:
         rows = ModelRows(self._models, self._padded(src_ids), [len(ids) for ids in src_ids], 1)
         return greedy_search(rows, limits.to(rows.device), self.options)
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The pieces of source texts as the model is given them: the tag of `[decoding]` first, EOS last."""
-        return self.bundle.tokenizer.encode_src(tagged(self.decoding.tag, texts))
-
-    def _parts(self, lines: Sequence[str], splits: Sequence[bool]) -> list[list[_Part]]:
-        """Each clean line in parts that the model was trained for; none of a blank one. `splits`: at sentences."""
-        language = self.bundle.config.src_lang
-        texts = [
-            split(line, language) if at_sentences else [(line, "")]
-            for line, at_sentences in zip(lines, splits, strict=True)
-        ]
-        encoded = iter(self._encode([text for parts in texts for text, _ in parts]))
-        return [
-            [part for text, spacing in parts for part in self._fitting(text, next(encoded), spacing)] for parts in texts
-        ]
-
-    def _fitting(self, text: str, ids: list[int], spacing: str) -> list[_Part]:
-        """A text in parts of as many pieces as the model was trained for, at most; `spacing` stands behind it.
-
-        Cut in two where `halves` finds a place, and so on; else between pieces, which a cut between words is too.
-        """
-        if is_blank(text):
-            return []
-        if len(ids) <= self._most_src_pieces:
-            return [_Part(ids, spacing)]
-        cut = halves(text, self.bundle.config.src_lang)
-        if cut is None:
-            pieces, most = ids[:-1], self._most_src_pieces - 1
-            size = -(-len(pieces) // -(-len(pieces) // most))
-            parts = [[*pieces[start : start + size], ids[-1]] for start in range(0, len(pieces), size)]
-            return [*map(_Part, parts[:-1]), _Part(parts[-1], spacing)]
-        before, between_them, after = cut
-        first, second = self._encode([before, after])
-        return [*self._fitting(before, first, between_them), *self._fitting(after, second, spacing)]
-
-    def _translation(self, parts: Sequence[_Part], found: Found) -> Translation:
+    def _translation(self, parts: Sequence[Part], found: Found) -> Translation:
         """Of a line, from the hypotheses of each of its parts."""
         if not parts:
             return Translation()
-        src_pieces = sum(len(part.ids) for part in parts)
-        if len(parts) == 1:
-            hypotheses = found[0]
-        else:
-            languages = self.bundle.config.src_lang, self.bundle.config.tgt_lang
-            spacing = tuple(between(part.spacing, *languages) for part in parts[:-1])
-            chosen = zip(*found, strict=True) if self.decoding.sample else _best_together(found, self.options.n_best)
-            hypotheses = [_joined(each, spacing, self.options.eos) for each in chosen]
-        return Translation(self.text(hypotheses[0]), tuple(hypotheses), src_pieces)
+        hypotheses = self._cutter.join(parts, found, self.options.n_best, sampled=self.decoding.sample)
+        return Translation(self.text(hypotheses[0]), tuple(hypotheses), sum(len(part.ids) for part in parts))
 
     def _found(
         self,
@@ -414,51 +355,6 @@ class ModelRows:
             logits_BWV = model.decode_step(tokens_BW, state)
         self._attention.append(weights["cross_attention"].float().mean(1))
         return logits_BWV
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """One hypothesis of each of a line's first parts: the sum of their scores, the last one, and those before it."""
-
-    score: float
-    last: Hypothesis
-    earlier: "_Choice | None"
-
-    def all(self) -> list[Hypothesis]:
-        """The hypotheses, in order."""
-        found, choice = [], cast("_Choice | None", self)
-        while choice is not None:
-            found.append(choice.last)
-            choice = choice.earlier
-        return found[::-1]
-
-
-def _best_together(found: Found, n_best: int) -> list[list[Hypothesis]]:
-    """The `n_best` choices of one hypothesis a part with the largest sums of scores, best first.
-
-    So the first one has the best of each part. The i-th choice with the j-th hypothesis of the next part comes behind
-    i * j - 1 others at least, which is why few pairs need be looked at.
-    """
-    best = [_Choice(hypothesis.score, hypothesis, None) for hypothesis in found[0]]
-    for hypotheses in found[1:]:
-        pairs = [
-            _Choice(choice.score + hypothesis.score, hypothesis, choice)
-            for rank, choice in enumerate(best, start=1)
-            for hypothesis in hypotheses[: n_best // rank]
-        ]
-        best = sorted(pairs, key=lambda pair: pair.score, reverse=True)[:n_best]
-    return [choice.all() for choice in best]
-
-
-def _joined(parts: Sequence[Hypothesis], spacing: tuple[str, ...], eos: int) -> Joined:
-    return Joined(
-        score=sum(part.score for part in parts),
-        log_prob=sum(part.log_prob for part in parts),
-        ids=tuple(chain(*((*part.ids, eos) for part in parts)))[:-1],
-        token_log_probs=tuple(chain(*(part.token_log_probs for part in parts))),
-        parts=tuple(parts),
-        spacing=spacing,
-    )
 
 
 class _Workers:

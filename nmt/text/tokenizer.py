@@ -13,6 +13,7 @@ import hashlib
 import io
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 
 import sentencepiece as spm
@@ -130,9 +131,14 @@ class Tokenizer:
         """A digest of both models."""
         return hashlib.sha256(self.src_model + (b"" if self.joint else self.tgt_model)).hexdigest()
 
+    @cached_property
+    def src_symbols(self) -> list[str]:
+        """User symbols of the source side."""
+        return [piece for piece, _, kind in piece_table(self.src_model) if kind == USER_DEFINED]
+
     def check_tag(self, tag: str) -> None:
         """Raises: ConfigError, if the source side does not know this tag as a user symbol."""
-        symbols = [piece for piece, _, kind in piece_table(self.src_model) if kind == USER_DEFINED]
+        symbols = self.src_symbols
         if tag not in symbols:
             known = f"it knows {', '.join(symbols[:20])}" if symbols else "it has none"
             raise ConfigError(

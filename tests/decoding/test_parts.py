@@ -11,8 +11,9 @@ import pytest
 import tiny
 from nmt.bundle import Bundle
 from nmt.config import TokenizerConfig
+from nmt.decoding.parts import Cutter, Joined, best_together
 from nmt.decoding.search import Hypothesis
-from nmt.decoding.translator import Joined, Translator, _best_together
+from nmt.decoding.translator import Translator
 from nmt.text.sentences import split
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
@@ -103,7 +104,7 @@ def test_the_best_together_are_those_of_all_choices(figure: Callable[..., None])
             for _ in range(rng.randint(2, 4))
         ]
         every = sorted((sum(h.score for h in each) for each in itertools.product(*found)), reverse=True)
-        together = [sum(h.score for h in each) for each in _best_together(found, n_best)]
+        together = [sum(h.score for h in each) for each in best_together(found, n_best)]
         equal += together == pytest.approx(every[:n_best])
     figure("split_n_best", f"{equal} of 200", "all", equal == 200)
 
@@ -184,3 +185,16 @@ def test_a_blank_part_never_meets_the_model(given: list[Sequence[int]]) -> None:
     lines = ["", " \u200b ", "the dog\u200b \u200b", "\u3000the.\u00a0\u200b\u00a0Cat.\ufeff"]
     out = translator.translate(lines)
     assert out[:2] == ["", ""] and all(out[2:]) and all(len(ids) > 1 for ids in given if ids)
+
+
+def test_every_part_has_the_tag() -> None:
+    options = TokenizerConfig(vocab_size=150, byte_fallback=False, user_symbols=["<lo>"])
+    known = Tokenizer(train_sentencepiece([text for side in tiny.sentences(200) for text in side], options))
+    symbol = known.encode_src(["<lo>"])[0]
+    for most_pieces in (1000, 12, 5):
+        cutter = Cutter(known, ("en", "de"), most_pieces, tag="<lo>")
+        (parts,) = cutter.cut([f"The dog sees. A cat hears{'zz' * 20}."], [True])
+        assert all(part.ids[: len(symbol) - 1] == symbol[:-1] and len(part.ids) <= most_pieces for part in parts)
+        assert (len(parts) == 2) == (most_pieces == 1000)
+    written = Cutter(known, ("en", "de"), 1000)  # inline: no one knows whether it is for every sentence
+    assert [len(parts) for parts in written.cut(["<lo> The dog. A cat.", "The dog. A cat."], [True, True])] == [1, 2]

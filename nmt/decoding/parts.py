@@ -1,0 +1,150 @@
+"""A line in parts that a model was trained for, and what becomes of it out of their translations.
+
+A line is cut at its sentences if that is asked for, and where it is longer than any source in training. Each part is
+translated as if it stood alone.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import cast
+
+from nmt.decoding.search import Hypothesis
+from nmt.text.lines import is_blank
+from nmt.text.sentences import between, halves, split
+from nmt.text.tokenizer import Tokenizer, tagged
+
+
+@dataclass(frozen=True)
+class Part:
+    """What the model is given at once of a line: pieces, EOS last, and the white space of the line behind them."""
+
+    ids: list[int]
+    spacing: str = ""
+
+
+@dataclass(frozen=True, order=True)
+class Joined(Hypothesis):
+    """The translations of a line's parts as one: their ids with an EOS between them, and the sums of their scores.
+
+    Attributes:
+        parts: of the line, in order.
+        spacing: what stands between their texts, one less.
+    """
+
+    parts: tuple[Hypothesis, ...] = ()
+    spacing: tuple[str, ...] = ()
+
+
+class Cutter:
+    """Cuts lines into parts, and joins what was found for these.
+
+    Args:
+        languages: codes of source and target.
+        most_pieces: of a part, EOS included.
+        tag: a symbol that is put before every part, or an empty string.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, languages: tuple[str, str], most_pieces: int, tag: str = "") -> None:
+        self._tokenizer, self._languages, self._tag = tokenizer, languages, tag
+        self._most_pieces = max(2, most_pieces)
+        self._symbols = tuple(tokenizer.src_symbols)
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """The pieces of source texts as the model is given them: the tag first, EOS last."""
+        return self._tokenizer.encode_src(tagged(self._tag, texts))
+
+    def cut(self, lines: Sequence[str], at_sentences: Sequence[bool]) -> list[list[Part]]:
+        """Each clean line in parts; none of a blank one.
+
+        Args:
+            at_sentences: whether the line is cut at each sentence. One that begins with a symbol of the tokenizer's is
+                not: whether that is a tag, which every sentence needs, is not known.
+        """
+        texts = [
+            split(line, self._languages[0]) if cuts and not line.startswith(self._symbols) else [(line, "")]
+            for line, cuts in zip(lines, at_sentences, strict=True)
+        ]
+        encoded = iter(self.encode([text for parts in texts for text, _ in parts]))
+        return [
+            [part for text, spacing in parts for part in self._fitting(text, next(encoded), spacing)] for parts in texts
+        ]
+
+    def join(
+        self, parts: Sequence[Part], found: Sequence[list[Hypothesis]], n_best: int, *, sampled: bool
+    ) -> list[Hypothesis]:
+        """The hypotheses of a line from those of each of its parts, best first; samples are paired as they come."""
+        if len(parts) == 1:
+            return found[0]
+        spacing = tuple(between(part.spacing, *self._languages) for part in parts[:-1])
+        chosen = zip(*found, strict=True) if sampled else best_together(found, n_best)
+        return [_joined(each, spacing, self._tokenizer.special.eos) for each in chosen]
+
+    def _fitting(self, text: str, ids: list[int], spacing: str) -> list[Part]:
+        """A text in parts of as many pieces as the model was trained for, at most; `spacing` stands behind it.
+
+        Cut in two where `halves` finds a place, and so on; else between pieces, which a cut between words is too.
+        """
+        if is_blank(text):
+            return []
+        if len(ids) <= self._most_pieces:
+            return [Part(ids, spacing)]
+        found = halves(text, self._languages[0])
+        if found is None:
+            parts = self._between_pieces(ids)
+            return [*map(Part, parts[:-1]), Part(parts[-1], spacing)]
+        before, between_them, after = found
+        first, second = self.encode([before, after])
+        return [*self._fitting(before, first, between_them), *self._fitting(after, second, spacing)]
+
+    def _between_pieces(self, ids: list[int]) -> list[list[int]]:
+        """Parts of about equal length that fit, each behind the tag and with an EOS."""
+        opening = self._tokenizer.encode_src([self._tag])[0][:-1]
+        pieces, most = ids[len(opening) : -1], max(1, self._most_pieces - 1 - len(opening))
+        size = -(-len(pieces) // -(-len(pieces) // most))
+        return [[*opening, *pieces[start : start + size], ids[-1]] for start in range(0, len(pieces), size)]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One hypothesis of each of a line's first parts: the sum of their scores, the last one, and those before it."""
+
+    score: float
+    last: Hypothesis
+    earlier: "_Choice | None"
+
+    def all(self) -> list[Hypothesis]:
+        """The hypotheses, in order."""
+        found, choice = [], cast("_Choice | None", self)
+        while choice is not None:
+            found.append(choice.last)
+            choice = choice.earlier
+        return found[::-1]
+
+
+def best_together(found: Sequence[list[Hypothesis]], n_best: int) -> list[list[Hypothesis]]:
+    """The `n_best` choices of one hypothesis a part with the largest sums of scores, best first.
+
+    So the first one has the best of each part. The i-th choice with the j-th hypothesis of the next part comes behind
+    i * j - 1 others at least, which is why few pairs need be looked at.
+    """
+    best = [_Choice(hypothesis.score, hypothesis, None) for hypothesis in found[0]]
+    for hypotheses in found[1:]:
+        pairs = [
+            _Choice(choice.score + hypothesis.score, hypothesis, choice)
+            for rank, choice in enumerate(best, start=1)
+            for hypothesis in hypotheses[: n_best // rank]
+        ]
+        best = sorted(pairs, key=lambda pair: pair.score, reverse=True)[:n_best]
+    return [choice.all() for choice in best]
+
+
+def _joined(parts: Sequence[Hypothesis], spacing: tuple[str, ...], eos: int) -> Joined:
+    return Joined(
+        score=sum(part.score for part in parts),
+        log_prob=sum(part.log_prob for part in parts),
+        ids=tuple(chain(*((*part.ids, eos) for part in parts)))[:-1],
+        token_log_probs=tuple(chain(*(part.token_log_probs for part in parts))),
+        parts=tuple(parts),
+        spacing=spacing,
+    )
