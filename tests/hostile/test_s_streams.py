@@ -109,7 +109,7 @@ POISON_JSON = [b"{", b"[]", b'{"text": 7}', b'{"text": NaN}', b'{"text": "a", "x
 
 @pytest.mark.parametrize("format", ["text", "jsonl"])
 def test_s5_a_poisoned_line_leaves_its_neighbours_alone(run: Nmt, model: Path, format: str, figure: Figure) -> None:
-    poison: list[bytes] = POISON[1:] if format == "text" else POISON_JSON
+    poison: list[bytes] = POISON if format == "text" else POISON_JSON
     clean = [f"the dog sees {word} {k}".encode() for k, word in enumerate(["red", "old", "a"] * len(poison))]
     if format == "jsonl":
         clean = [json.dumps({"text": line.decode()}).encode() for line in clean]
