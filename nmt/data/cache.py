@@ -4,6 +4,7 @@ A cache folder holds `{src,tgt}.tokens` (uint16 or uint32), `{src,tgt}.offsets` 
 `meta.json` and a manifest. It appears complete or not at all.
 """
 
+import hashlib
 import json
 from bisect import bisect_right
 from collections import Counter, deque
@@ -19,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.data.clean import LENGTH_RULES, length_rules
-from nmt.data.sources import Chunk
+from nmt.data.sources import Chunk, Say
 from nmt.errors import DataError
-from nmt.storage.atomic import atomic_folder
+from nmt.storage.atomic import atomic_folder, remove_folder
 from nmt.storage.manifest import damage
 from nmt.text.tokenizer import Tokenizer
 
@@ -93,6 +94,26 @@ class TokenCache:
     def _slice(self, side: str, index: int) -> NDArray[Any]:
         offsets = self._offsets[side]
         return self._tokens[side][int(offsets[index]) : int(offsets[index + 1])]
+
+
+def is_whole(folder: Path, say: Say) -> bool:
+    """Whether something cached is there, every checksum verified; what is damaged is removed, to be made again."""
+    if not folder.is_dir():
+        return False
+    problem = damage(folder)
+    if problem:
+        say(f"warning: {folder} is damaged: {problem}; making it again")
+        remove_folder(folder)
+    return problem is None
+
+
+def key_of(*parts: list[str]) -> str:
+    """Hex sha256 of some lists of lines, by which what is made of them is named."""
+    digest = hashlib.sha256()
+    for part in parts:
+        for line in part:
+            digest.update(line.encode("utf-8", errors="surrogatepass") + b"\n")
+    return digest.hexdigest()
 
 
 def build_cache(

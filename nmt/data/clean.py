@@ -9,7 +9,7 @@ import random
 from array import array
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
@@ -66,12 +66,26 @@ class Scan:
     keep: NDArray[np.bool_]
     dropped: Counter[str]
     content_hash: str
-    src_sample: list[str]
-    tgt_sample: list[str]
+    src_sample: list[str] = field(default_factory=list)
+    tgt_sample: list[str] = field(default_factory=list)
     offered: int = 0
     one_sentence_share: float | None = None
     identical: int = 0
     hashes: NDArray[np.uint64] | None = None
+
+    def sample(self, chunks: Iterable[Chunk], keep: NDArray[np.bool_], lines: int, seed: int) -> None:
+        """Sample lines for tokenizer training from the pairs with `keep` set, in a pass of its own."""
+        sample, position = Reservoir[tuple[str, str]](max(1, lines // 2), seed), 0
+        for src_lines, tgt_lines in chunks:
+            for place in np.flatnonzero(keep[position : position + len(src_lines)]).tolist():
+                sample.offer((training_text(src_lines[place]), training_text(tgt_lines[place])))
+            position += len(src_lines)
+        self.take(sample)
+
+    def take(self, sample: Reservoir[tuple[str, str]]) -> None:
+        """Hold these pairs as the sample."""
+        self.src_sample, self.tgt_sample = [src for src, _ in sample.items], [tgt for _, tgt in sample.items]
+        self.offered = sample.seen
 
     def drop_sample(self) -> None:
         """Give back the sample's memory, once the tokenizer is trained."""
@@ -113,18 +127,17 @@ def scan(
         first = first_of_equals(np.frombuffer(hashes, dtype=np.uint64))
         dropped["duplicate"] = int((keep & ~first).sum())
         keep &= first
-    sampled, offered = (sample.items, sample.seen) if sample is not None else ([], 0)
-    return Scan(
+    found = Scan(
         keep,
         dropped,
         content.hexdigest(),
-        src_sample=[src for src, _ in sampled],
-        tgt_sample=[tgt for _, tgt in sampled],
-        offered=offered,
         one_sentence_share=share_of_single(looked_at.items, src_lang) if looked_at and src_lang else None,
         identical=identical,
         hashes=np.frombuffer(hashes, dtype=np.uint64) if hold_hashes else None,
     )
+    if sample is not None:
+        found.take(sample)
+    return found
 
 
 def _offer(

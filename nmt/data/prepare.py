@@ -8,8 +8,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.config import Config, Source
-from nmt.data.cache import FORMAT_VERSION, TokenCache, build_cache
+from nmt.data.cache import FORMAT_VERSION, TokenCache, build_cache, is_whole, key_of
 from nmt.data.clean import Scan, length_rules, occur_in, scan
 from nmt.data.filters import filtered
-from nmt.data.sources import Chunk, describe, read_chunks
+from nmt.data.sources import Chunk, Say, describe, read_chunks
+from nmt.data.tokenizers import check_tags, given_tokenizer, trained_tokenizer
 from nmt.errors import DataError
-from nmt.storage.atomic import atomic_folder, remove_folder, remove_stale, write_file
-from nmt.storage.manifest import damage
-from nmt.text.tokenizer import Tokenizer, tagged, train_sentencepiece
+from nmt.storage.atomic import remove_stale
+from nmt.text.tokenizer import Tokenizer, tagged
 
-Say = Callable[[str], None]
 _MANY = 0.05  # share of the training pairs
-_MODEL = "tokenizer.model"  # in the folder of a cached tokenizer
 _SIDES = {"src": "source", "tgt": "target"}
 _MOST_UNKNOWN, _FEW_UNKNOWN = 0.05, 10  # of the pieces of a side: more are refused, but never so few
 
@@ -92,14 +89,14 @@ def prepare(
     cache.mkdir(parents=True, exist_ok=True)
     remove_stale(cache)
     say(f"reading {', '.join(describe(source, data) for source in data.train)}")
-    tokenizer = tokenizer or _given_tokenizer(config)
+    tokenizer = tokenizer or given_tokenizer(config)
     sample_lines = config.tokenizer.train_lines if tokenizer is None else 0
     train, ends = _scan(
         config,
         data.train,
         say,
         remove_duplicates=data.remove_duplicates,
-        sample_lines=sample_lines,
+        sample_lines=0 if data.filters else sample_lines,
         src_lang=data.src_lang,
     )
     _warn_of_odd_pairs(train, say)
@@ -108,6 +105,8 @@ def prepare(
         say(f"filtering by {', '.join(data.filters)}")
         keep, by_filter = filtered(lambda: _untagged(config, data.train), data, keep, threads)
         train_dropped = train_dropped + by_filter
+        if sample_lines:
+            train.sample(_untagged(config, data.train), keep, sample_lines, config.training.seed)
     if data.valid is None:
         valid_sources, valid_ends = data.train, ends
         valid_keep = _hold_out(keep, data.valid_size, config.training.seed)
@@ -120,13 +119,13 @@ def prepare(
         valid_keep, valid_dropped = valid.keep, valid.dropped
         _warn_of_overlap(train, keep, valid, say)
     if tokenizer is None:
-        tokenizer = _train_tokenizer(config, train, cache, say)
+        tokenizer = trained_tokenizer(config, train, cache, say)
     train.drop_sample()
-    _check_tags(config, tokenizer)
+    check_tags(config, tokenizer)
     # Validation is read before training text is encoded, so that its mistakes show early.
     valid_src, valid_tgt = _texts(config, valid_sources, valid_keep)
     build = _CacheBuilder(config, tokenizer, cache, say, threads)
-    valid_cache = build("valid", valid_sources, valid_keep, _key(valid_src, valid_tgt), valid_ends)
+    valid_cache = build("valid", valid_sources, valid_keep, key_of(valid_src, valid_tgt), valid_ends)
     _refuse_unknown("valid", valid_cache, say)
     train_cache = build("train", data.train, keep, train.content_hash, ends)
     _refuse_unknown("train", train_cache, say)
@@ -256,26 +255,6 @@ def _write_text(prefix: Path, config: Config, keep: NDArray[np.bool_], tokenizer
         os.replace(complete, path)
 
 
-def _given_tokenizer(config: Config) -> Tokenizer | None:
-    given = config.tokenizer
-    if given.src_model is None:
-        return None
-    folder = Path(config.data.dir)
-    return Tokenizer.from_files(folder / given.src_model, folder / given.tgt_model if given.tgt_model else None)
-
-
-def _check_tags(config: Config, tokenizer: Tokenizer) -> None:
-    """Raises: ConfigError, for a tag that is no user symbol of a tokenizer that was given."""
-    for tag in [*_tags(config), config.decoding.tag]:
-        if tag:
-            tokenizer.check_tag(tag)
-
-
-def _tags(config: Config) -> list[str]:
-    sources = [*config.data.train, *([config.data.valid] if config.data.valid else [])]
-    return [source.tag for source in sources if source.tag]
-
-
 def _refuse_unknown(split: str, cache: TokenCache, say: Say) -> None:
     """Say how many pieces are <unk>. Raises: DataError, if they are so many that text and tokenizer do not match."""
     shares = {side: unknown / max(1, pieces) for side, (unknown, pieces) in cache.unknown.items()}
@@ -289,34 +268,6 @@ def _refuse_unknown(split: str, cache: TokenCache, say: Say) -> None:
                 f"file in the right language, and the tokenizer the right one? Else train one with "
                 f"tokenizer.byte_fallback = true, or a higher tokenizer.character_coverage."
             )
-
-
-def _train_tokenizer(config: Config, train: Scan, cache: Path, say: Say) -> Tokenizer:
-    options = config.tokenizer
-    symbols = list(dict.fromkeys([*options.user_symbols, *_tags(config), *filter(None, [config.decoding.tag])]))
-    options = options.model_copy(update={"user_symbols": symbols})
-    shown = options.model_dump_json(exclude=None if symbols else {"user_symbols"})  # as earlier versions named it
-    samples = [train.src_sample + train.tgt_sample] if options.joint else [train.src_sample, train.tgt_sample]
-    models = []
-    for sample in samples:
-        folder = cache / f"tokenizer-{_key(sample, [shown])[:16]}"
-        if not _is_whole(folder, say):
-            of_all = f", sampled of {train.offered:,} pairs" if train.offered > len(train.src_sample) else ""
-            say(f"training a {options.type} tokenizer on {len(sample):,} lines{of_all}")
-            if not sample:
-                raise DataError(
-                    f"There is no text to train a tokenizer on: of {len(train.keep):,} training pairs, "
-                    f"{train.dropped['empty']:,} have an empty side."
-                )
-            with atomic_folder(folder) as temporary, ThreadPoolExecutor(max_workers=1) as thread:
-                # In a thread, since a signal is seen between two steps of Python's main thread, and this takes minutes.
-                write_file(temporary / _MODEL, thread.submit(train_sentencepiece, sample, options).result())
-        models.append((folder / _MODEL).read_bytes())
-    tokenizer = Tokenizer(*models)
-    for side, size in (("source", tokenizer.src_vocab_size), ("target", tokenizer.tgt_vocab_size)):
-        if size < options.vocab_size:
-            say(f"warning: the text holds only {size:,} {side} pieces, fewer than vocab_size = {options.vocab_size:,}")
-    return tokenizer
 
 
 @dataclass
@@ -347,7 +298,7 @@ class _CacheBuilder:
         if any(source.tag for source in sources):
             key["tags"] = [[source.tag, end] for source, end in zip(sources, ends, strict=True)]
         folder = self.folder / f"{split}-{hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]}"
-        if not _is_whole(folder, self.say):
+        if not is_whole(folder, self.say):
             self.say(f"encoding {int(keep.sum()):,} {split} pairs")
             build_cache(
                 folder,
@@ -362,28 +313,9 @@ class _CacheBuilder:
         return TokenCache(folder)
 
 
-def _is_whole(folder: Path, say: Say) -> bool:
-    """Whether something cached is there, every checksum verified; what is damaged is removed, to be made again."""
-    if not folder.is_dir():
-        return False
-    problem = damage(folder)
-    if problem:
-        say(f"warning: {folder} is damaged: {problem}; making it again")
-        remove_folder(folder)
-    return problem is None
-
-
 def _counts(read: int, dropped: Counter[str], cache: TokenCache) -> dict[str, int]:
     return {
         "read": read,
         "kept": len(cache),
         **{rule: n for rule, n in (dropped + Counter(cache.dropped)).items() if n},
     }
-
-
-def _key(*parts: list[str]) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        for line in part:
-            digest.update(line.encode("utf-8", errors="surrogatepass") + b"\n")
-    return digest.hexdigest()

@@ -152,3 +152,12 @@ def test_keep_is_writable_and_bool() -> None:
     result = scan(batched(PAIRS, 3), remove_duplicates=True, sample_lines=5, seed=1)
     assert result.keep.dtype == np.bool_
     result.keep[0] = False
+
+
+def test_a_sample_can_be_taken_of_kept_pairs_alone() -> None:
+    pairs = [(f"s{i}", f"t{i}") for i in range(100)]
+    found = scan(batched(pairs, 7), remove_duplicates=True, sample_lines=0, seed=1)
+    keep = np.arange(100) % 10 == 3  # what filters left
+    found.sample(batched(pairs, 11), keep, 12, seed=1)
+    assert len(found.src_sample) == 6 and found.offered == 10
+    assert {line[-1] for line in found.src_sample + found.tgt_sample} == {"3"}
