@@ -12,6 +12,7 @@ import typer
 
 from nmt.cli.options import HELP_OPTIONS, Offline, Quiet, Threads
 from nmt.errors import ConfigError
+from nmt.text.archives import ENDINGS
 
 if TYPE_CHECKING:
     from nmt.config import Config, Source
@@ -157,7 +158,7 @@ def _file_pair(src: Path | None, tgt: Path | None, name: str) -> "Source | None"
 
 def _language(path: Path, default: str) -> str:
     """The language that a file's ending names, as train.de or train.de.gz; where none does, its script is learnt."""
-    endings = [ending[1:] for ending in path.suffixes if ending not in (".gz", ".bz2", ".xz", ".zst", ".txt")]
+    endings = [ending[1:] for ending in path.suffixes if ending not in (*ENDINGS, ".txt")]
     return endings[-1] if endings and 2 <= len(endings[-1]) <= 3 and endings[-1].isalpha() else default
 
 
