@@ -56,6 +56,7 @@ class BundleConfig(Section):
     model: ModelConfig
     decoding: DecodingConfig
     recipe: dict[str, Any] = Field(default_factory=dict)  # the resolved training config, for the reader
+    tags: list[str] = Field(default_factory=list)  # of the corpora it was trained on
 
 
 @dataclass

@@ -358,6 +358,14 @@ class Config(Section):
     decoding: DecodingConfig = DecodingConfig()
 
     @model_validator(mode="after")
+    def _sampling_of_the_type(self) -> Self:
+        if self.tokenizer.src_model is None and self.training.init_from is None:  # else the type is that model's
+            other = "unigram_alpha" if self.tokenizer.type == "bpe" else "bpe_dropout"
+            if getattr(self.training, other):
+                raise ValueError(f'training.{other} is not for tokenizer.type = "{self.tokenizer.type}"')
+        return self
+
+    @model_validator(mode="after")
     def _one_vocabulary_to_tie(self) -> Self:
         if self.model.tied_embeddings == "all" and not self.tokenizer.joint:
             raise ValueError('model.tied_embeddings = "all" needs tokenizer.joint = true; "decoder" works with both')
@@ -378,8 +386,10 @@ class Config(Section):
         return tomli_w.dumps(self.model_dump(exclude_none=True))
 
 
-def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
+def load_config(path: Path, overrides: Sequence[str] = (), *, trains: bool = True) -> Config:
     """Read a TOML recipe and apply `section.key=value` overrides, whose values are TOML too.
+
+    Without `trains` the section [training] may be missing.
 
     Raises: ConfigError (missing file, bad TOML, unknown key, wrong type or range).
     """
@@ -395,6 +405,8 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
         tables = tomllib.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from error
+    if not trains:
+        tables.setdefault("training", {"max_updates": 1})
     apply_overrides(tables, overrides)
     changed = f" with --set {' --set '.join(overrides)}" if overrides else ""
     return parse_config(tables, where=f"{path}{changed}")
@@ -422,11 +434,21 @@ def apply_overrides(tables: dict[str, Any], overrides: Iterable[str]) -> None:
 
 def parse_config(tables: Mapping[str, Any], where: str) -> Config:
     """Check the tables of a recipe; `where` names their origin in messages. Raises: ConfigError."""
+    _refuse_nul(tables, where)
     try:
         return Config.model_validate(tables)
     except ValidationError as error:
         problems = "\n".join(f"  {_explain(problem)}" for problem in error.errors())
         raise ConfigError(f"{where} has {error.error_count()} mistake(s):\n{problems}") from None
+
+
+def _refuse_nul(value: object, where: str, key: str = "") -> None:
+    """Raises: ConfigError, for a text with a NUL character, which no name of a file or language has."""
+    if isinstance(value, str) and "\0" in value:
+        raise ConfigError(f"{where}: {key} = {value!r} holds a NUL character.")
+    nested = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for name, each in nested:
+        _refuse_nul(each, where, f"{key}.{name}".lstrip("."))
 
 
 def _explain(problem: ErrorDetails) -> str:

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from nmt.cli.options import HELP_OPTIONS, Offline, Quiet, Threads
+from nmt.cli.streams import interruptible
+from nmt.cli.tokenizer import load_tokenizer
 from nmt.errors import ConfigError
 from nmt.text.archives import ENDINGS
 
 if TYPE_CHECKING:
     from nmt.config import Config, Source
     from nmt.data.check import Progress
-    from nmt.text.tokenizer import Tokenizer
 
 _BETWEEN_LINES_S = 10.0
 
@@ -55,10 +56,11 @@ def prepare(
 
     if offline:
         go_offline()
-    recipe = load_config(config, set_ or [])
+    recipe = load_config(config, set_ or [], trains=False)
     if data is not None:
         recipe = recipe.replace(data={"dir": data})
-    prepared = prepare_data(recipe, out, say=lambda text: typer.echo(text, err=True), text_out=text_out)
+    with interruptible():
+        prepared = prepare_data(recipe, out, say=lambda text: typer.echo(text, err=True), text_out=text_out)
     for split, counts in prepared.counts.items():
         typer.echo(f"{split}: " + ", ".join(f"{number:,} {rule}" for rule, number in counts.items()))
 
@@ -75,36 +77,44 @@ def check(
     data: Annotated[str | None, typer.Option(help="Folder of the config's text files.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")] = None,
     tokenizer: Annotated[
-        Path | None, typer.Option(help="SentencePiece file, or bundle folder: how well it covers the text.")
+        Path | None, typer.Option(help="SentencePiece file, bundle or run folder: how well it covers the text.")
     ] = None,
     langid: Annotated[bool, typer.Option("--langid", help="Identify languages too; needs py3langid.")] = False,
     json_: Annotated[Path | None, typer.Option("--json", help="Write the report there as JSON.")] = None,
     html: Annotated[Path | None, typer.Option(help="Write it there as one page with plots.")] = None,
     write_bad: Annotated[
-        Path | None, typer.Option(help="Write every line found there: line TAB rule TAB source.")
+        Path | None,
+        typer.Option(help="Write every line found there, as TSV: corpus, line, severity, rule, source, target."),
     ] = None,
     threads: Threads = 0,
     quiet: Quiet = False,
 ) -> int:
-    """Report what is wrong with a corpus. Exit code 3 if training would refuse it, else 0."""
+    """Report what is wrong with a corpus.
+
+    Exit code 3 if training would refuse it, or the text as a whole can hardly be what it is called; else 0.
+    """
     from rich.console import Console
 
     from nmt.data import report
     from nmt.data.check import check as check_data
-    from nmt.storage.atomic import replace_file
+    from nmt.data.sources import refuse_to_overwrite
+    from nmt.storage.atomic import atomic_stream, replace_file
 
     text = _corpus(config, src, tgt, (valid_src, valid_tgt), data, set_ or []).data
+    test = _file_pair(test_src, test_tgt, "test")
+    refuse_to_overwrite([path for path in (json_, html, write_bad) if path], text)
     with (
-        write_bad.open("w", encoding="utf-8", errors="replace") if write_bad else nullcontext(None) as bad,
+        interruptible(),
+        atomic_stream(write_bad) if write_bad else nullcontext(None) as bad,
         _progress(quiet) as progress,
     ):
         found = check_data(
             text,
-            test=_file_pair(test_src, test_tgt, "test"),
+            test=test,
             langid=langid,
-            tokenizer=_tokenizer(tokenizer),
+            tokenizer=load_tokenizer(tokenizer) if tokenizer else None,
             workers=threads or os.cpu_count() or 1,
-            bad=bad,
+            bad=None if bad is None else lambda line: bad.write(line.encode("utf-8", "replace")),
             progress=progress,
         )
     if json_ is not None:
@@ -112,7 +122,7 @@ def check(
     if html is not None:
         replace_file(html, report.as_html(found).encode("utf-8", "replace"))
     report.show(found, Console(highlight=False, width=None if sys.stdout.isatty() else 120))
-    return 3 if found.refusals else 0
+    return 3 if found.refusals or found.doubts else 0
 
 
 def _corpus(
@@ -128,7 +138,7 @@ def _corpus(
 
     valid_source = _file_pair(*valid, "valid")
     if config is not None and src is None and tgt is None:
-        recipe = load_config(config, overrides)
+        recipe = load_config(config, overrides, trains=False)
         if data is not None:
             recipe = recipe.replace(data={"dir": data})
         return recipe if valid_source is None else recipe.replace(data={"valid": valid_source.model_dump()})
@@ -160,18 +170,6 @@ def _language(path: Path, default: str) -> str:
     """The language that a file's ending names, as train.de or train.de.gz; where none does, its script is learnt."""
     endings = [ending[1:] for ending in path.suffixes if ending not in (*ENDINGS, ".txt")]
     return endings[-1] if endings and 2 <= len(endings[-1]) <= 3 and endings[-1].isalpha() else default
-
-
-def _tokenizer(path: Path | None) -> "Tokenizer | None":
-    if path is None:
-        return None
-    if path.is_dir():
-        from nmt.bundle import read_tokenizer
-
-        return read_tokenizer(path)
-    from nmt.text.tokenizer import Tokenizer
-
-    return Tokenizer.from_files(path)
 
 
 @contextmanager

@@ -37,6 +37,7 @@ def info(
         "trained on source pieces": config.max_length,
         "training lines of one sentence": config.one_sentence_share,
         "model": config.model.model_dump(),
+        "tags": " ".join(config.tags) or "none",
         "decoding": config.decoding.model_dump(),
     }
     if json_:

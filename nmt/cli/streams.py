@@ -95,13 +95,19 @@ def results_to(output: Path | None) -> Iterator[BinaryIO]:
     if output is None:
         yield sys.stdout.buffer
         return
+    with interruptible(), atomic_stream(output) as out:
+        yield out
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """SIGTERM and SIGHUP end what is done here as an error does, so that it leaves nothing behind."""
     previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
     for number, handler in previous.items():
         if handler != signal.SIG_IGN:  # nohup
             signal.signal(number, _interrupt)
     try:
-        with atomic_stream(output) as out:
-            yield out
+        yield
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -157,8 +163,8 @@ class ShortTranslations:
         if self._lines.count and not quiet:
             say(
                 f"warning: {name}: the translations of {self._lines} have fewer than {_SHORT_RATIO} pieces a piece of "
-                f"source: something may be missing. Look at them; if such lines hold several sentences, give "
-                f"--split-sentences always."
+                f"source: something may be missing. Look at them; --split-sentences always translates the sentences of "
+                f"a line one by one."
             )
 
 

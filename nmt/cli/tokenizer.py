@@ -91,7 +91,7 @@ def encode(
     from nmt.text.lines import clean, open_stdin, read_lines
     from nmt.text.windows import windows
 
-    tokenizer = _load(model)
+    tokenizer = load_tokenizer(model)
     encode_side = {"src": tokenizer.encode_src, "tgt": tokenizer.encode_tgt}[_checked(side)]
     pieces_of = {"src": tokenizer.src_pieces, "tgt": tokenizer.tgt_pieces}[side]
     for window in windows(read_lines(open_stdin()), max_lines=2048):
@@ -110,7 +110,7 @@ def decode(
     """Pieces (or numbers, with --ids) on stdin back to text on stdout, line by line."""
     from nmt.text.lines import clean, open_stdin, read_lines
 
-    tokenizer = _load(model)
+    tokenizer = load_tokenizer(model)
     _checked(side)
     for number, line in enumerate(read_lines(open_stdin()), start=1):
         try:
@@ -120,7 +120,8 @@ def decode(
         _write_line(clean(text))
 
 
-def _load(path: Path) -> "Tokenizer":
+def load_tokenizer(path: Path) -> "Tokenizer":
+    """The tokenizer of a SentencePiece file, a bundle or a run folder. Raises: ConfigError, BundleError."""
     from nmt.bundle import find_bundle, read_tokenizer
     from nmt.text.tokenizer import Tokenizer
 

@@ -5,23 +5,23 @@ corpus but for 25 bytes a pair, by which repetitions are found.
 """
 
 import itertools
+import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from nmt.config import DataConfig, Source
 from nmt.data.clean import first_of_equals, occur_in
-from nmt.data.judge import Judged, digests_of, judge_all, learn_corpus, portions, sample_of
+from nmt.data.judge import Judged, digests_of, judge_all, language_of, learn_corpus, portions, sample_of
 from nmt.data.rules import RULES
 from nmt.data.shifts import UNSHIFTED, ShiftFinder, Stretch
-from nmt.data.sources import CHUNK_PAIRS, Chunk, count_lines, describe, read_chunks, text_paths
+from nmt.data.sources import CHUNK_PAIRS, Chunk, count_lines, describe, files_of, read_chunks, text_paths
 from nmt.errors import DataError
 from nmt.text.archives import plain_name
 from nmt.text.lines import clean, open_text, read_lines
@@ -34,6 +34,8 @@ _SHOWN = 5  # of which the text is shown
 BINS_AN_OCTAVE = 3  # of the histograms of lengths
 NUM_BINS = 34
 PARTS = 200  # of the corpus, whose quality is shown one by one
+# Mean evidence a pair: 4 to 11 in real corpora, 0.0 to 0.1 when one side of them is shuffled.
+_NO_TRANSLATION, _ENOUGH_PAIRS = 0.5, 200
 _TOKENIZED = 5_000  # sampled pairs by which a tokenizer is judged
 
 # What reading mends by the line contract of nmt.text.lines. A TSV line holds a tab by right.
@@ -69,6 +71,7 @@ class Report:
     Attributes:
         sources: name and pairs of each.
         refusals: why `nmt train` would not take it; empty if it would.
+        doubts: why the text as a whole can hardly be what it is called.
         findings: by rule, those that were found.
         length_counts: lines by length in characters, (2 sides, bins); bin i holds 2 ** (i / 3) and more.
         pair_counts: pairs by both lengths, (source bins, target bins).
@@ -79,6 +82,7 @@ class Report:
     languages: tuple[str, str]
     sources: list[tuple[str, int]] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)
+    doubts: list[str] = field(default_factory=list)
     findings: dict[str, Finding] = field(default_factory=dict)
     stretches: list[Stretch] = field(default_factory=list)
     length_counts: NDArray[np.int64] = field(default_factory=lambda: np.zeros((2, NUM_BINS), np.int64))
@@ -107,7 +111,7 @@ def check(
     langid: bool = False,
     tokenizer: Tokenizer | None = None,
     workers: int = 1,
-    bad: TextIO | None = None,
+    bad: Callable[[str], object] | None = None,
     progress: Progress = lambda what, done, total: None,
     seed: int = 1,
 ) -> Report:
@@ -117,7 +121,8 @@ def check(
         test: text that must not be trained on, as the config's validation text must not.
         langid: identify languages by py3langid too.
         workers: processes.
-        bad: every line found is written there: line TAB rule TAB source.
+        bad: is given a row of every line and rule that was found, in the order of lines: corpus, line, severity, rule,
+            source and target text, with TABs between them.
     Raises: DataError (a file is missing, a row is no text), ConfigError, StorageError.
     """
     report = Report((config.src_lang, config.tgt_lang))
@@ -126,16 +131,20 @@ def check(
     if not report.pairs:
         report.refusals.append("there is no pair of lines at all")
         return report
-    tally = _Tally(report, bad)
+    tally = _Tally(report, hold_lines=bad is not None)
     _find_mended(config, report, tally)
     learnt = learn_corpus(src, tgt, config, langid=langid)
     for judged in judge_all(portions(corpus.chunks("judging")), learnt, RULES.keys(), workers):
         tally.add(judged)
     others = {name: source for name, source in (("valid", config.valid), ("test", test)) if source is not None}
     tally.finish({name: _digests(source, config) for name, source in others.items()})
+    _refuse_too_few(report, config)
+    _doubt(report, src, tgt)
     if tokenizer is not None:
         report.tokens = _tokens(tokenizer, src[:_TOKENIZED], tgt[:_TOKENIZED])
     _add_excerpts(report, corpus.chunks("looking up"))
+    if bad is not None and tally.every:
+        _write_lines(report, tally.every, corpus.chunks("writing lines"), bad)
     order = list(RULES)
     report.findings = dict(sorted(report.findings.items(), key=lambda item: order.index(item[0])))
     return report
@@ -202,8 +211,9 @@ def _common_part(source: Source, config: DataConfig) -> Iterator[Chunk]:
 class _Tally:
     """Adds up what was judged, in order."""
 
-    def __init__(self, report: Report, bad: TextIO | None) -> None:
-        self._report, self._bad = report, bad
+    def __init__(self, report: Report, hold_lines: bool) -> None:
+        self._report = report
+        self.every: dict[str, array[int]] | None = {} if hold_lines else None  # lines by rule
         self._line = 1
         self._digests = [array("Q"), array("Q"), array("Q")]
         self._blank = bytearray()
@@ -216,10 +226,8 @@ class _Tally:
         if not len(lines):
             return
         self._report.findings.setdefault(rule, Finding()).add(map(int, lines[:FIRST]), len(lines))
-        if self._bad is not None:
-            for line in lines.tolist():
-                source, number = self._report.place(line)
-                self._bad.write(f"{number}\t{rule}\t{source}\n")
+        if self.every is not None:
+            self.every.setdefault(rule, array("q")).frombytes(lines.astype(np.int64).tobytes())
 
     def add(self, judged: Judged) -> None:
         """The next portion."""
@@ -278,21 +286,45 @@ class _Tally:
             self._report.quality = (self._quality[0] / self._quality[1]).tolist()
 
 
+def _refuse_too_few(report: Report, config: DataConfig) -> None:
+    """What is left by the rules that always hold must suffice to train on, and to hold some out of."""
+    dropped = ("blank both", "blank side", *(["duplicate"] if config.remove_duplicates else []))
+    left = report.pairs - sum(report.findings[rule].count for rule in dropped if rule in report.findings)
+    if left <= 0:
+        report.refusals.append("nothing is left to train on without blank and repeated pairs")
+    elif config.valid is None and left < 10:
+        report.refusals.append(
+            f"{left} pairs that are not blank or repeated are too few to hold some out to validate on"
+        )
+
+
+def _doubt(report: Report, src: Sequence[str], tgt: Sequence[str]) -> None:
+    """What no single line tells; `src` and `tgt` are a sample."""
+    quality = [value for value in report.quality if not math.isnan(value)]
+    if report.pairs >= _ENOUGH_PAIRS and sum(quality) / len(quality) < _NO_TRANSLATION:
+        report.doubts.append(
+            "the two sides do not look like translations of each other at all: are the lines in another order, "
+            "shifted by many, or of two different texts?"
+        )
+    for side, lines, called in zip(("source", "target"), (src, tgt), report.languages, strict=True):
+        language = language_of(lines, called)
+        if language:
+            report.doubts.append(f"the {side} is called {called}, and looks like {language}: are the sides exchanged?")
+
+
+def _is_plain(source: Source) -> bool:
+    """Whether the files of a source are lines of text, compressed or not."""
+    return source.prefix is not None or source.src is not None or source.tsv is not None
+
+
 def _find_mended(config: DataConfig, report: Report, tally: _Tally) -> None:
     before = 0
     for source, (_, pairs) in zip(config.train, report.sources, strict=True):
-        sides = [_mended(path) for path in _plain_files(source, config)]
+        sides = [_mended(path) for path in files_of(source, config)] if _is_plain(source) else []
         for rule in sides[0] if sides else ():
             lines = np.unique(np.concatenate([of_side[rule] for of_side in sides]))  # once, though both have it
             tally.found(rule, before + lines[lines <= pairs])
         before += pairs
-
-
-def _plain_files(source: Source, config: DataConfig) -> list[Path]:
-    """The files of a source that are lines of text, compressed or not."""
-    if source.tsv is not None:
-        return [Path(config.dir) / source.tsv]
-    return list(text_paths(source, config)) if source.prefix is not None or source.src is not None else []
 
 
 def _mended(path: Path) -> dict[str, NDArray[np.int64]]:
@@ -335,6 +367,24 @@ def _tokens(tokenizer: Tokenizer, src: list[str], tgt: list[str]) -> dict[str, d
             "unknown or byte pieces, %": 100 * unknown / max(1, len(ids)),
         }
     return found
+
+
+def _write_lines(
+    report: Report, every: "dict[str, array[int]]", chunks: Iterator[Chunk], write: Callable[[str], object]
+) -> None:
+    names = list(every)
+    lines = np.concatenate([np.frombuffer(every[name], np.int64) for name in names])
+    rules = np.repeat(np.arange(len(names)), [len(every[name]) for name in names])
+    order = np.argsort(lines, kind="stable")
+    lines, rules = lines[order], rules[order]
+    position = 0
+    for src, tgt in chunks:
+        first, last = np.searchsorted(lines, [position + 1, position + len(src) + 1])
+        for line, rule in zip(lines[first:last].tolist(), rules[first:last].tolist(), strict=True):
+            (corpus, number), at = report.place(line), line - 1 - position
+            name = names[rule]
+            write("\t".join([corpus, str(number), RULES[name].severity, name, src[at], tgt[at]]) + "\n")
+        position += len(src)
 
 
 def _add_excerpts(report: Report, chunks: Iterator[Chunk]) -> None:

@@ -10,7 +10,7 @@ import multiprocessing.process
 import os
 import signal
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -45,6 +45,7 @@ _AGAINST = -1.0  # that one of them may say against it: short ones know no bette
 _OTHER_SIDE_ALONE = 10.0  # when one line alone does
 _LEAST_LETTERS = 30  # for language identification
 _SURE = 0.9
+_IDENTIFIED = 300  # lines, to see what language a side is in
 
 _BY_LANGUAGE = {"language", "swapped"}
 _BY_SCORE = {"misaligned", "unrelated"}
@@ -199,6 +200,23 @@ def _identified_as_other(characters: Characters, language: str) -> Flags:
     return found
 
 
+def language_of(lines: Sequence[str], called: str) -> str:
+    """The language that most of some lines are in, if it is surely another one than they are `called`; else nothing.
+
+    Nothing too without py3langid, or where that does not know the language.
+    """
+    try:
+        identifier = _identifier()
+    except ConfigError:
+        return ""
+    if called not in identifier.labels:
+        return ""
+    long = [line for line in lines if sum(map(str.isalpha, line)) >= _LEAST_LETTERS][:_IDENTIFIED]
+    found = Counter(identifier.classify(line)[0] for line in long)
+    language, count = max(found.items(), key=lambda each: each[1], default=("", 0))
+    return language if len(long) >= 20 and count > len(long) / 2 and found[called] < len(long) / 5 else ""
+
+
 @cache
 def _identifier() -> Any:
     try:
@@ -249,11 +267,22 @@ def judge_all(parts: Iterable[Portion], learnt: Learnt, wanted: Collection[str],
     with _pool(learnt, frozenset(wanted), workers) as pool:
         pending: deque[Future[Judged]] = deque()
         for part in parts:
-            pending.append(pool.submit(_judge_here, part))
+            with _without_signals():  # a worker that starts inherits that, and is ended by us alone
+                pending.append(pool.submit(_judge_here, part))
             if len(pending) >= 2 * workers:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
+
+
+@contextmanager
+def _without_signals() -> Iterator[None]:
+    """Ctrl-C reaches all processes of a terminal, also those that are being started; here it waits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager
@@ -278,6 +307,7 @@ def _begin(learnt: Learnt, wanted: frozenset[str]) -> None:
     global _job
     _job = (learnt, wanted)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all of a terminal's processes: the first one ends us
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGHUP})
     parent = multiprocessing.parent_process()
     assert parent is not None
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()

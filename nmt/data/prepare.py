@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.config import Config, Source
+from nmt.config import Config, DataConfig, Source
 from nmt.data.cache import FORMAT_VERSION, TokenCache, build_cache, is_whole, key_of
 from nmt.data.clean import Scan, length_rules, occur_in, scan
 from nmt.data.filters import filtered
-from nmt.data.sources import Chunk, Say, describe, read_chunks
+from nmt.data.sources import Chunk, Say, describe, read_chunks, refuse_to_overwrite
 from nmt.data.tokenizers import check_tags, given_tokenizer, trained_tokenizer
-from nmt.errors import DataError
-from nmt.storage.atomic import remove_stale
+from nmt.errors import ConfigError, DataError
+from nmt.storage.atomic import atomic_stream, remove_stale
 from nmt.text.tokenizer import Tokenizer, tagged
 
 _MANY = 0.05  # share of the training pairs
@@ -86,6 +86,8 @@ def prepare(
     Raises: DataError, ConfigError, StorageError.
     """
     data, threads = config.data, threads or os.cpu_count() or 1
+    if text_out is not None:
+        _text_paths(text_out, data)
     cache.mkdir(parents=True, exist_ok=True)
     remove_stale(cache)
     say(f"reading {', '.join(describe(source, data) for source in data.train)}")
@@ -137,6 +139,10 @@ def prepare(
     }
     for split, of_split in counts.items():
         say(f"{split}: " + ", ".join(f"{number:,} {rule}" for rule, number in of_split.items()))
+        if data.valid is None and not of_split["read"]:
+            raise DataError(
+                f"There are too few training pairs to hold some out for validation: {counts['train']}. Give data.valid."
+            )
         if not of_split["kept"]:
             raise DataError(
                 f"No {split} pair is left of {of_split['read']:,} after cleaning ({of_split}). Check that the two "
@@ -235,24 +241,29 @@ def _texts(config: Config, sources: list[Source], keep: NDArray[np.bool_]) -> tu
 def _write_text(prefix: Path, config: Config, keep: NDArray[np.bool_], tokenizer: Tokenizer) -> None:
     """The pairs that the token cache holds, as they were read; each file appears when it is complete."""
     data, position = config.data, 0
-    paths = [Path(f"{prefix}.{language}") for language in (data.src_lang, data.tgt_lang)]
-    partial = [path.with_name(f"{path.name}.partial") for path in paths]
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    with partial[0].open("wb") as src_file, partial[1].open("wb") as tgt_file:
-        for src_lines, tgt_lines in _untagged(config, data.train):
-            kept = np.flatnonzero(keep[position : position + len(src_lines)]).tolist()
-            position += len(src_lines)
-            src, tgt = [src_lines[i] for i in kept], [tgt_lines[i] for i in kept]
-            lengths = [
-                np.array(list(map(len, ids)), np.int64)
-                for ids in (tokenizer.encode_src(src), tokenizer.encode_tgt(tgt))
-            ]
-            broken = length_rules(lengths[0], lengths[1], data.max_length, data.max_length_ratio)
-            fits = np.flatnonzero(~np.logical_or.reduce(list(broken.values()))).tolist()
-            for file, lines in ((src_file, src), (tgt_file, tgt)):
-                file.write("".join(f"{lines[i]}\n" for i in fits).encode("utf-8", "replace"))
-    for path, complete in zip(paths, partial, strict=True):
-        os.replace(complete, path)
+    src_path, tgt_path = _text_paths(prefix, data)
+    with atomic_stream(src_path) as src_file, atomic_stream(tgt_path) as tgt_file:
+        for source in data.train:
+            for src_lines, tgt_lines in read_chunks(source, data):
+                kept = np.flatnonzero(keep[position : position + len(src_lines)]).tolist()
+                position += len(src_lines)
+                src, tgt = [src_lines[i] for i in kept], [tgt_lines[i] for i in kept]
+                encoded = tokenizer.encode_src(tagged(source.tag, src)), tokenizer.encode_tgt(tgt)
+                lengths = [np.array(list(map(len, ids)), np.int64) for ids in encoded]
+                broken = length_rules(lengths[0], lengths[1], data.max_length, data.max_length_ratio)
+                fits = np.flatnonzero(~np.logical_or.reduce(list(broken.values()))).tolist()
+                for file, lines in ((src_file, src), (tgt_file, tgt)):
+                    file.write("".join(f"{lines[i]}\n" for i in fits).encode("utf-8", "replace"))
+
+
+def _text_paths(prefix: Path, data: DataConfig) -> tuple[Path, Path]:
+    """Where kept text goes. Raises: ConfigError, if that is where it comes from, or one file for both sides."""
+    src, tgt = (prefix.with_name(f"{prefix.name}.{language}") for language in (data.src_lang, data.tgt_lang))
+    if src == tgt:
+        raise ConfigError(f"--text-out writes PREFIX.<language>, but both languages are called {data.src_lang}.")
+    refuse_to_overwrite([src, tgt], data)
+    return src, tgt
 
 
 def _refuse_unknown(split: str, cache: TokenCache, say: Say) -> None:

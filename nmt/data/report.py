@@ -57,6 +57,7 @@ def as_json(report: Report) -> str:
         "sources": [{"name": name, "pairs": pairs} for name, pairs in report.sources],
         "pairs": report.pairs,
         "refusals": report.refusals,
+        "doubts": report.doubts,
         "findings": found,
         "misaligned_stretches": stretches,
         "tokenizer": report.tokens,
@@ -74,14 +75,16 @@ def show(report: Report, console: Console) -> None:
     """Print the report as a table, and for each finding the way out."""
     for name, pairs in report.sources:
         console.print(Text(f"{escaped(name, 500)}: {pairs:,} pairs"), soft_wrap=True)
-    table = Table("rule", "pairs", "share", "what it means, the way out, where", box=None, pad_edge=False)
-    for column in (1, 2):
+    table = Table("rule", "", "pairs", "share", "what it means, the way out, where", box=None, pad_edge=False)
+    for column in (2, 3):
         table.columns[column].justify = "right"
     for name, finding in report.findings.items():
         rule = RULES[name]
         words = Text(f"{rule.meaning} -> {rule.way_out}\nlines {_lines(report, finding.lines)}")
         share = f"{100 * finding.count / report.pairs:.2f} %"
-        table.add_row(name, f"{finding.count:,}", share, Group(words, *_pairs(finding.excerpts[:_SHOWN_PAIRS])))
+        table.add_row(
+            name, rule.severity, f"{finding.count:,}", share, Group(words, *_pairs(finding.excerpts[:_SHOWN_PAIRS]))
+        )
     if report.findings:
         console.print(table)
     for text in _stretches(report):
@@ -90,15 +93,26 @@ def show(report: Report, console: Console) -> None:
         console.print(Text(f"tokenizer, {side}: " + ", ".join(f"{value:.2f} {name}" for name, value in values.items())))
     for refusal in report.refusals:
         console.print(Text(f"training refuses this corpus: {refusal}"), soft_wrap=True)
-    if not report.findings and not report.refusals:
+    for doubt in report.doubts:
+        console.print(Text(f"wrong as a whole: {doubt}"), soft_wrap=True)
+    if not report.findings and not report.refusals and not report.doubts:
         console.print("nothing was found")
 
 
 def _lines(report: Report, lines: list[int]) -> str:
-    places = [report.place(line) for line in lines[:_SHOWN_LINES]]
-    first = report.sources[0][0]
-    shown = [f"{line:,}" if name == first else f"{escaped(name)}:{line:,}" for name, line in places]
-    return ", ".join(shown) + (", …" if len(lines) > _SHOWN_LINES else "")
+    """Line numbers, those that follow one another as a range."""
+    ranges: list[list[int]] = []
+    for line in lines:
+        if ranges and line == ranges[-1][1] + 1:
+            ranges[-1][1] = line
+        else:
+            ranges.append([line, line])
+    shown = []
+    for start, end in ranges[:_SHOWN_LINES]:
+        name, line = report.place(start)
+        where = f"{escaped(name)}:" if len(report.sources) > 1 else ""
+        shown.append(f"{where}{line:,}" + (f"-{line + end - start:,}" if end > start else ""))
+    return ", ".join(shown) + (", …" if len(ranges) > _SHOWN_LINES else "")
 
 
 def _pairs(excerpts: list[tuple[int, str, str]]) -> Iterator[Text]:
@@ -147,6 +161,7 @@ def as_html(report: Report) -> str:
     """One page that needs nothing else. Text of the corpus is escaped, and a policy forbids scripts on top."""
     src, tgt = map(html.escape, report.languages)
     parts = [f"<p>{html.escape(escaped(name, 500))}: {pairs:,} pairs</p>" for name, pairs in report.sources]
+    parts += [f'<p class="refused">Wrong as a whole: {html.escape(text)}</p>' for text in report.doubts]
     parts += [f'<p class="refused">Training refuses this corpus: {html.escape(text)}</p>' for text in report.refusals]
     parts.append(_html_table(report))
     stretches = "".join(f"<li>{html.escape(text)}</li>" for text in _stretches(report))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nmt.data.evidence import SHIFTS, Floats
+from nmt.data.evidence import MAX_SHIFT, SHIFTS, Floats
 
 _MOST_A_LINE = 6.0  # evidence that one line may give for or against a shift
 _ENOUGH = 25.0  # of a stretch; less is found among lines that are nearly the same
@@ -33,7 +33,8 @@ class Stretch:
         """In words, with line numbers as counted from elsewhere."""
         way = "late" if self.shift > 0 else "early"
         lines = "line" if abs(self.shift) == 1 else "lines"
-        return f"lines {self.start + offset:,}-{self.end + offset:,}: the target is {abs(self.shift)} {lines} {way}"
+        number = f"{abs(self.shift)} or more" if abs(self.shift) == MAX_SHIFT else f"{abs(self.shift)}"
+        return f"lines {self.start + offset:,}-{self.end + offset:,}: the target is {number} {lines} {way}"
 
 
 class _Cusum:

@@ -7,13 +7,13 @@ import itertools
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nmt.config import DataConfig, Source
 from nmt.data.misfit import misfit
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
 from nmt.text.archives import existing
 from nmt.text.lines import MAX_LINE_BYTES, LineNotes, clean, open_text, read_lines, read_raw_lines
 
@@ -52,6 +52,26 @@ def text_paths(source: Source, config: DataConfig) -> tuple[Path, Path]:
         return existing(src), existing(tgt)
     assert source.src is not None and source.tgt is not None  # Source allows nothing else
     return folder / source.src, folder / source.tgt
+
+
+def files_of(source: Source, config: DataConfig) -> list[Path]:
+    """The files that a source is read from; none of a data set of Hugging Face."""
+    folder = Path(config.dir)
+    if source.hf is not None:
+        return []
+    if source.parquet is not None:
+        return _parquet_files(folder / source.parquet)
+    file = source.tsv or source.jsonl
+    return list(text_paths(source, config)) if file is None else [folder / file]
+
+
+def refuse_to_overwrite(outputs: Iterable[Path], config: DataConfig) -> None:
+    """Raises: ConfigError, if one of the outputs is a file that text is read from."""
+    sources = [*config.train, *([config.valid] if config.valid else [])]
+    read = {path.resolve() for source in sources for path in files_of(source, config)}
+    for path in outputs:
+        if path.resolve() in read:
+            raise ConfigError(f"{path} is text that is read: give another name for what is to be written.")
 
 
 def count_lines(path: Path) -> int:
@@ -327,6 +347,8 @@ def _shown(value: object, most: int = 80) -> str:
 
 
 def _open(path: Path) -> BinaryIO:
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise DataError(f"{path} is no file: a corpus is read several times, so write it to one first.")
     try:
         return open_text(path)
     except DataError as error:

@@ -43,31 +43,47 @@ class Cutter:
         languages: codes of source and target.
         most_pieces: of a part, EOS included.
         tag: a symbol that is put before every part, or an empty string.
+        tags: those of the corpora that the model was trained on; one that begins a line is put before its every part.
     """
 
-    def __init__(self, tokenizer: Tokenizer, languages: tuple[str, str], most_pieces: int, tag: str = "") -> None:
-        self._tokenizer, self._languages, self._tag = tokenizer, languages, tag
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        languages: tuple[str, str],
+        most_pieces: int,
+        tag: str = "",
+        tags: Sequence[str] = (),
+    ) -> None:
+        self._tokenizer, self._languages = tokenizer, languages
+        self._tag, self._tags = tag, sorted(tags, key=len, reverse=True)
         self._most_pieces = max(2, most_pieces)
         self._symbols = tuple(tokenizer.src_symbols)
 
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """The pieces of source texts as the model is given them: the tag first, EOS last."""
-        return self._tokenizer.encode_src(tagged(self._tag, texts))
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """The pieces of whole lines as the model is given them: the tag first, EOS last."""
+        return self._encode([self._taken_apart(line) for line in lines])
 
     def cut(self, lines: Sequence[str], at_sentences: Sequence[bool]) -> list[list[Part]]:
         """Each clean line in parts; none of a blank one.
 
         Args:
             at_sentences: whether the line is cut at each sentence. One that begins with a symbol of the tokenizer's is
-                not: whether that is a tag, which every sentence needs, is not known.
+                not, unless it is one of `tags`: whether every sentence needs it is not known.
         """
+        apart = [self._taken_apart(line) for line in lines]
         texts = [
-            split(line, self._languages[0]) if cuts and not line.startswith(self._symbols) else [(line, "")]
-            for line, cuts in zip(lines, at_sentences, strict=True)
+            split(line, self._languages[0])
+            if cuts and not line.startswith(self._symbols)
+            else [(line, "")]
+            if line
+            else []
+            for (_, line), cuts in zip(apart, at_sentences, strict=True)
         ]
-        encoded = iter(self.encode([text for parts in texts for text, _ in parts]))
+        tagged_texts = [(tag, t) for (tag, _), parts in zip(apart, texts, strict=True) for t, _ in parts]
+        encoded = iter(self._encode(tagged_texts))
         return [
-            [part for text, spacing in parts for part in self._fitting(text, next(encoded), spacing)] for parts in texts
+            [part for text, spacing in parts for part in self._fitting(tag, text, next(encoded), spacing)]
+            for (tag, _), parts in zip(apart, texts, strict=True)
         ]
 
     def join(
@@ -80,7 +96,16 @@ class Cutter:
         chosen = zip(*found, strict=True) if sampled else best_together(found, n_best)
         return [_joined(each, spacing, self._tokenizer.special.eos) for each in chosen]
 
-    def _fitting(self, text: str, ids: list[int], spacing: str) -> list[Part]:
+    def _taken_apart(self, line: str) -> tuple[str, str]:
+        """The tag of a line, its own before that of all, and the rest of it."""
+        tag = next((tag for tag in self._tags if line.startswith(tag)), "")
+        return (tag, line.removeprefix(tag).lstrip()) if tag else (self._tag, line)
+
+    def _encode(self, texts: Sequence[tuple[str, str]]) -> list[list[int]]:
+        """The pieces of texts, each behind its tag."""
+        return self._tokenizer.encode_src([each for tag, text in texts for each in tagged(tag, [text])])
+
+    def _fitting(self, tag: str, text: str, ids: list[int], spacing: str) -> list[Part]:
         """A text in parts of as many pieces as the model was trained for, at most; `spacing` stands behind it.
 
         Cut in two where `halves` finds a place, and so on; else between pieces, which a cut between words is too.
@@ -91,15 +116,15 @@ class Cutter:
             return [Part(ids, spacing)]
         found = halves(text, self._languages[0])
         if found is None:
-            parts = self._between_pieces(ids)
+            parts = self._between_pieces(tag, ids)
             return [*map(Part, parts[:-1]), Part(parts[-1], spacing)]
         before, between_them, after = found
-        first, second = self.encode([before, after])
-        return [*self._fitting(before, first, between_them), *self._fitting(after, second, spacing)]
+        first, second = self._encode([(tag, before), (tag, after)])
+        return [*self._fitting(tag, before, first, between_them), *self._fitting(tag, after, second, spacing)]
 
-    def _between_pieces(self, ids: list[int]) -> list[list[int]]:
+    def _between_pieces(self, tag: str, ids: list[int]) -> list[list[int]]:
         """Parts of about equal length that fit, each behind the tag and with an EOS."""
-        opening = self._tokenizer.encode_src([self._tag])[0][:-1]
+        opening = self._tokenizer.encode_src([tag])[0][:-1]
         pieces, most = ids[len(opening) : -1], max(1, self._most_pieces - 1 - len(opening))
         size = -(-len(pieces) // -(-len(pieces) // most))
         return [[*opening, *pieces[start : start + size], ids[-1]] for start in range(0, len(pieces), size)]

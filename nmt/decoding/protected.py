@@ -5,7 +5,7 @@ the model's attention says. The first way that keeps every item is taken; a line
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from enum import StrEnum
 
@@ -50,11 +50,11 @@ class _Line:
         best: the translation so far.
     """
 
-    def __init__(self, line: str, items: Sequence[Item]) -> None:
-        self._all_items = items
+    def __init__(self, line: str, items: Sequence[Item], symbols: Collection[str]) -> None:
+        self._all_items, self._symbols = items, symbols
         start, end = peel(line, items)
         self._head, self.text, self._tail = line[:start], line[start:end], line[end:]
-        self.items = find_items(self.text)
+        self.items = find_items(self.text, symbols)
         self.best = Translation(line, protected=Way.lost)
         if not _LETTER.search(without_items(line)):
             self.text = ""
@@ -68,7 +68,7 @@ class _Line:
     def take(self, text: str, found: Translation, way: Way) -> None:
         """Take the first translation, with items put back in its text, and then one that has all items."""
         whole = self._head + text + self._tail
-        if same_items(self._all_items, find_items(whole)):
+        if same_items(self._all_items, find_items(whole, self._symbols)):
             self.best = replace(found, text=whole, protected=way)
         elif not self.best.hypotheses:
             self.best = replace(found, text=whole, protected=Way.lost)
@@ -91,8 +91,9 @@ class ProtectingTranslator:
     def translations(self, lines: Iterable[str]) -> list[Translation]:
         """See `Translator.translations`; `Translation.protected` is a Way."""
         cleaned = [clean(line) for line in lines]
-        found_items = [find_items(line) for line in cleaned]
-        lines_of = {place: _Line(cleaned[place], items) for place, items in enumerate(found_items) if items}
+        symbols = self._translator.bundle.tokenizer.src_symbols
+        found_items = [find_items(line, symbols) for line in cleaned]
+        lines_of = {place: _Line(cleaned[place], items, symbols) for place, items in enumerate(found_items) if items}
         asked = [lines_of[place].text if place in lines_of else line for place, line in enumerate(cleaned)]
         plain = self._translator.translations(asked)
         for place, line in lines_of.items():

@@ -121,6 +121,7 @@ class Translator:
             (self.bundle.config.src_lang, self.bundle.config.tgt_lang),
             min(bundle.config.max_length for bundle in bundles),
             self.decoding.tag,
+            self.bundle.config.tags,
         )
         share = self.bundle.config.one_sentence_share
         mostly_single = share is not None and share > _MOSTLY_SINGLE

@@ -99,7 +99,7 @@ def _import_specs() -> ModuleType:
         from ctranslate2.specs import transformer_spec
     except ImportError as error:
         raise ConfigError(
-            f'--format ctranslate2 needs the package ctranslate2 ({error}): pip install "nmt-cli[ctranslate2]".'
+            f'--format ctranslate2 needs the package ctranslate2 ({error}): pip install ".[ctranslate2]".'
         ) from error
     module: ModuleType = transformer_spec
     return module

@@ -55,6 +55,8 @@ def decompressed(stream: BinaryIO, path: Path) -> BinaryIO:
     for magics, kind, make in _KINDS:
         if start.startswith(magics):
             return io.BufferedReader(_Reader(stream, path, kind, make), _BUFFER_BYTES)
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff") and b"\0" in start:
+        raise DataError(f"{path} is in UTF-16: iconv -f UTF-16 -t UTF-8 {path.name} makes it text that can be read.")
     if path.name.endswith(ENDINGS):
         raise DataError(
             f"{path} is not compressed as its name says{'' if start else ', it is empty'}: a download that failed? "

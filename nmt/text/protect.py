@@ -9,7 +9,7 @@ import html
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -67,13 +67,19 @@ class Item:
     parent: int = -1
 
 
-def find_items(line: str) -> list[Item]:
-    """All items of a line in order. Tags are paired by name; those that find no partner are marks."""
+def find_items(line: str, symbols: Collection[str] = ()) -> list[Item]:
+    """All items of a line in order. Tags are paired by name; those that find no partner are marks.
+
+    Args:
+        symbols: what a tokenizer knows as pieces of their own is the model's business, and no item.
+    """
     items: list[Item] = []
     around: list[tuple[int, str]] = []  # tags that are open: index and name
     open_names: Counter[str] = Counter()
     for found in _ITEM.finditer(line):
         text, group = found[0], found.lastgroup
+        if text in symbols:
+            continue
         if _is_letter(found):
             continue
         mark_or_word: Kind = "mark" if group in _MARKS or group == "tag" else "word"

@@ -22,7 +22,7 @@ _LARGEST = (0, 6, 512, 8, 2048, 0.1, 32_000, 7e-4, 4_000)
 def preset_for_files(src: Path, tgt: Path, device: str) -> dict[str, Any]:
     """The tables of a recipe for a pair of text files. Raises: DataError, ConfigError."""
     pairs = count_lines(src)
-    if pairs < 20:
+    if pairs < 10:
         raise DataError(f"{src} has {pairs} lines: too few to hold some out for validation and train on the rest.")
     on_gpu = pick_device(device).type != "cpu"
     _, layers, d_model, heads, d_ff, dropout, pieces, rate, warmup = next(

@@ -303,6 +303,7 @@ def _new_bundle(config: Config, prepared: Prepared, start: Bundle | None, at_lea
         model=config.model,
         decoding=config.decoding,
         recipe=config.model_dump(exclude_none=True),
+        tags=sorted({source.tag for source in config.data.train if source.tag}),
     )
     model = Transformer(config.model, tokenizer.src_vocab_size, tokenizer.tgt_vocab_size)
     if start is not None:

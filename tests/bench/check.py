@@ -110,8 +110,8 @@ def _found(folder: Path, src: Lines, tgt: Lines) -> dict[str, set[int]]:
     _write(folder, src, tgt)
     nmt("data", "check", "--src", folder / "a.en", "--tgt", folder / "a.de", "--write-bad", folder / "bad", "--quiet")
     found: dict[str, set[int]] = {}
-    for row in (folder / "bad").read_text().splitlines():
-        line, rule, _ = row.split("\t")
+    for row in (folder / "bad").read_text("utf-8").split("\n")[:-1]:
+        _, line, _, rule, _, _ = row.split("\t")
         found.setdefault(rule, set()).add(int(line))
     return found
 

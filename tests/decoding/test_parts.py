@@ -196,5 +196,7 @@ def test_every_part_has_the_tag() -> None:
         (parts,) = cutter.cut([f"The dog sees. A cat hears{'zz' * 20}."], [True])
         assert all(part.ids[: len(symbol) - 1] == symbol[:-1] and len(part.ids) <= most_pieces for part in parts)
         assert (len(parts) == 2) == (most_pieces == 1000)
-    written = Cutter(known, ("en", "de"), 1000)  # inline: no one knows whether it is for every sentence
+    by_hand = Cutter(known, ("en", "de"), 1000, tags=["<lo>"]).cut(["<lo> The dog sees. A cat hears."], [True])[0]
+    assert [part.ids for part in by_hand] == known.encode_src(["<lo> The dog sees.", "<lo> A cat hears."])
+    written = Cutter(known, ("en", "de"), 1000)  # of a symbol no one knows whether it is for every sentence
     assert [len(parts) for parts in written.cut(["<lo> The dog. A cat.", "The dog. A cat."], [True, True])] == [1, 2]

@@ -19,6 +19,7 @@ from nmt.decoding.translator import Translation, Translator
 from nmt.errors import ConfigError
 from nmt.model.inference import int8_works, prepare
 from nmt.text.protect import find_items
+from nmt.text.tokenizer import Tokenizer
 from protect import kept, plant
 
 
@@ -209,3 +210,12 @@ def test_what_the_command_refuses(run: Callable[..., tuple[int, str, str]], tmp_
     assert (code, out) == (2, "") and "--protect gives one translation a line" in err
     code, out, _ = run(['{"text": "x", "prefix": "der"}'], "--protect", "--format", "jsonl")
     assert code == 3 and "does not go with --protect" in json.loads(out)["error"]
+
+
+def test_a_symbol_of_the_tokenizer_reaches_the_model(
+    asked: Callable[[Callable[[str], str]], tuple[ProtectingTranslator, list[str]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Tokenizer, "src_symbols", ["<lo>"])
+    translator, lines = asked(lambda line: line)
+    (found,) = translator.translations(["<lo> the dog <b>sees</b> it"])
+    assert lines == ["<lo> the dog <b>sees</b> it"] and found.text == lines[0]

@@ -42,7 +42,7 @@ class Child:
 
     def wait(self) -> tuple[int, str]:
         """Exit code and stderr; a hang ends as a signal. The most private memory is noted."""
-        until = time.monotonic() + 120
+        until = time.monotonic() + 400
         while True:
             done, status = os.waitpid(self.pid, os.WNOHANG)
             if done:

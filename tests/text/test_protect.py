@@ -243,3 +243,9 @@ def test_a_hostile_line_comes_back(full: bool, part: str) -> None:
         items = find_items(line)
         bare = take_out(line, items)
         assert len(bare.text) + sum(len(item.text) for item in items) >= len("".join(line.split()))
+
+
+def test_symbols_of_a_tokenizer_are_no_items() -> None:
+    line = "<lo> Press <b>OK</b> in {0}."
+    assert [item.text for item in find_items(line, symbols=["<lo>", "{0}"])] == ["<b>", "</b>"]
+    assert [item.text for item in find_items(line)] == ["<lo>", "<b>", "</b>", "{0}"]

@@ -42,8 +42,8 @@ def test_size_follows_the_corpus(
 
 
 def test_too_few_lines(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"has 19 lines: too few"):
-        preset_for_files(*files(tmp_path, 19), "cpu")
+    with pytest.raises(DataError, match=r"has 9 lines: too few"):
+        preset_for_files(*files(tmp_path, 9), "cpu")
 
 
 def test_missing_file(tmp_path: Path) -> None:
