@@ -19,7 +19,6 @@ from nmt.decoding.translator import Translation, Translator
 from nmt.errors import ConfigError
 from nmt.model.inference import int8_works, prepare
 from nmt.text.protect import find_items
-from nmt.text.tokenizer import Tokenizer
 from protect import kept, plant
 
 
@@ -215,7 +214,7 @@ def test_what_the_command_refuses(run: Callable[..., tuple[int, str, str]], tmp_
 def test_a_symbol_of_the_tokenizer_reaches_the_model(
     asked: Callable[[Callable[[str], str]], tuple[ProtectingTranslator, list[str]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Tokenizer, "src_symbols", ["<lo>"])
     translator, lines = asked(lambda line: line)
+    monkeypatch.setattr(translator._translator.bundle.tokenizer, "src_symbols", ["<lo>"])
     (found,) = translator.translations(["<lo> the dog <b>sees</b> it"])
     assert lines == ["<lo> the dog <b>sees</b> it"] and found.text == lines[0]
