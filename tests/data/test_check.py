@@ -402,3 +402,10 @@ def test_languages_are_identified(tmp_path: Path) -> None:
         check(
             config(tmp_path, src_lang="en", tgt_lang="qq", train=[{"src": "train.en", "tgt": "train.de"}]), langid=True
         )
+
+
+def test_all_rules_are_documented() -> None:
+    page = (Path(__file__).parents[2] / "data" / "README.md").read_text("utf-8")
+    for rule in RULES.values():
+        in_filters = "yes" if rule.name in FILTERS else ""
+        assert f"| {rule.name} | {rule.severity} | {rule.meaning} | {in_filters} |" in page
