@@ -145,7 +145,7 @@ class TokenizerConfig(Section):
     type: Literal["unigram", "bpe"] = "bpe"
     vocab_size: int = Field(default=8000, ge=16, le=1_000_000)  # soft: lowered with a warning for a small corpus
     joint: bool = True  # one vocabulary for both languages
-    character_coverage: float = Field(default=1.0, gt=0.9, le=1.0)
+    character_coverage: float = Field(default=1.0, ge=0.98, le=1.0)  # what SentencePiece takes
     byte_fallback: bool = True  # an unseen character becomes its UTF-8 bytes instead of <unk>
     normalization: Literal["nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity"] = "nmt_nfkc"
     train_lines: int = Field(default=1_000_000, ge=100, le=50_000_000)  # sampled lines, both sides together

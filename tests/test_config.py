@@ -194,7 +194,7 @@ def test_unknown_key_of_a_source_names_the_nearest() -> None:
         ("model", "dropout", 1.0, "0.0 ≤ dropout < 1.0"),
         ("training", "learning_rate", 0.0, "0.0 < learning_rate ≤ 10.0"),
         ("training", "max_updates", -1, "1 ≤ max_updates ≤ 100000000"),
-        ("tokenizer", "character_coverage", 0.5, "0.9 < character_coverage ≤ 1.0"),
+        ("tokenizer", "character_coverage", 0.5, "0.98 ≤ character_coverage ≤ 1.0"),
         ("training", "seed", "one", "0 ≤ seed ≤ 2147483647"),
     ],
 )
