@@ -17,12 +17,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from figures import REAL_DATA, ROOT, figure_line, nmt
+from nmt.decoding import protected
 from nmt.decoding.protected import ProtectingTranslator, Way
 from nmt.decoding.translator import Translator
 from nmt.text.placing import keep_order, put_back, units_of
 from nmt.text.protect import find_items, same_items, take_out
 
-LINES, TOY_LINES = 1000, 500
+LINES, TOY_LINES, CONTROL_LINES = 1000, 500, 100
 MULTI30K = ROOT / "runs" / "multi30k-en-de"
 TOY = ROOT / "runs" / "toy"
 WORDS = ["{0}", "{name}", "%s", "%1$d", "%(count)d", "$VAR", "${HOME}", "{{ user.name }}", "[[Main page]]"]
@@ -108,11 +109,12 @@ def well_placed(translator: Translator, pairs: Sequence[tuple[str, str, str]], r
         sole = [(i, j) for i, j in sole if src.split()[i].isalpha() and ref.split()[j].isalpha()]
         if sole:
             words, (i, j) = src.split(), rng.choice(sole)
-            planted.append(
-                ("alone", " ".join([*words[: i + 1], "{0}", *words[i + 1 :]]), ref, f"{ref.split()[j]} {{0}}")
-            )
+            followed = " ".join([*words[: i + 1], "{0}", *words[i + 1 :]])
             tagged = " ".join([*words[:i], f"<b>{words[i]}</b>", *words[i + 1 :]])
-            planted.append(("tags", tagged, ref, f"<b>{ref.split()[j]}</b>"))
+            next_j = dict(sole).get(i + 1)
+            beside = [f"{ref.split()[j]} {{0}}", *([] if next_j is None else [f"{{0}} {ref.split()[next_j]}"])]
+            planted.append(("alone", followed, ref, beside))
+            planted.append(("tags", tagged, ref, [f"<b>{ref.split()[j]}</b>"]))
     found = ProtectingTranslator(translator).translations([line for _, line, _, _ in planted])
     for (kind, _, ref, wanted), each in zip(planted, found, strict=True):
         plain = re.sub(" +", " ", re.sub(r"</?b>|\{0\} ?", "", each.text)).strip()
@@ -154,11 +156,20 @@ def main() -> None:
     if not (TOY / "bundle").is_dir():
         nmt("data", "toy", "--out", ROOT / "data" / "toy")
         nmt("train", "configs/toy.toml", "--out", TOY)
+    print_places(Translator(TOY, device="cpu"))
+
+
+def print_places(translator: Translator) -> None:
+    """The figures of the toy corpus; as a control those of items placed in proportion instead of by attention."""
     texts = [(ROOT / "data" / "toy" / f"test.{part}").read_text().splitlines() for part in ("en", "de", "align")]
-    counts = well_placed(Translator(TOY, device="cpu"), list(zip(*texts, strict=True))[:TOY_LINES], random.Random(1))
+    pairs = list(zip(*texts, strict=True))[:TOY_LINES]
+    counts = well_placed(translator, pairs, random.Random(1))
+    protected.forced_attention = lambda models, special, pairs: [None] * len(pairs)
+    blind = well_placed(translator, pairs[:CONTROL_LINES], random.Random(1))
     for kind in ("alone", "tags"):
-        right = 100 * counts[f"{kind} right"] / max(1, counts[kind])
-        print(figure_line(f"protected_place_{kind}_percent", f"{right:.1f} of {counts[kind]}", "-", True), flush=True)
+        right, by_place = (100 * each[f"{kind} right"] / max(1, each[kind]) for each in (counts, blind))
+        shown = f"{right:.1f} of {counts[kind]} (without attention {by_place:.1f})"
+        print(figure_line(f"protected_place_{kind}_percent", shown, "> without", right > by_place), flush=True)
 
 
 if __name__ == "__main__":

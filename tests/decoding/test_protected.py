@@ -139,7 +139,7 @@ def test_a_model_that_never_saw_any_keeps_them(
         tiny.random_bundle(seed, decoding={"max_length_ratio": 1.0, "beam_size": 1, **decoding}) for seed in (0, 1)
     ]
     rng = random.Random(1)
-    lines = [plant(line, rng) for line in tiny.sentences(400 if full else 30)[0]]
+    lines = [plant(line, rng) for line in tiny.sentences(400 if full else 20)[0]]
     translator = Translator(bundles)
     found = ProtectingTranslator(translator).translations(lines)
     ways = Counter(str(each.protected) for each in found)
