@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+import nmt.bundle as bundle_module
 import tiny
 from hostile.sandbox import Outcome, outcomes
 from nmt.bundle import Bundle, weights_of
@@ -460,6 +461,15 @@ def test_m5_mutations(
         f"only {sorted(allowed)}",
         not wrong,
     )
+
+
+def test_m5_sees_weights_that_are_not_the_files(tmp_path: Path, sound: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The negative control."""
+    folder = write(tmp_path / "b", sound, signed=False)
+    assert load(folder) == "loaded"
+    read = bundle_module._read_tensors
+    monkeypatch.setattr(bundle_module, "_read_tensors", lambda path: {n: -t for n, t in read(path).items()})
+    assert load(folder) == "loaded other weights"
 
 
 # M6: SentencePiece

@@ -26,7 +26,7 @@ def work(item: str) -> str:
 
 def test_the_sandbox_tells_what_happened() -> None:
     items = ["loaded", "refused", "crash", "hang", "loop", "loaded", "memory", "some memory"]
-    found = outcomes(work, items, Limits(cpu_s=0.5, clock_s=1.5))
+    found = outcomes(work, items, Limits(cpu_s=0.4, clock_s=1.0))
     kinds = ["loaded", "BundleError", "killed by SIGSEGV", "killed by SIGALRM", "killed by SIGPROF"]
     kinds += ["loaded", "MemoryError", "loaded"]
     assert [outcome.kind for outcome in found] == kinds
