@@ -27,7 +27,7 @@ test-faults: setup     # the fault tests in full: 25 minutes; FAMILY="c1 c4" pic
 
 TEXT := tests/hostile tests/text tests/data tests/test_config.py tests/decoding/test_parts.py \
 	tests/decoding/test_protected.py tests/training/test_sampling.py --numprocesses 2 --dist loadfile
-test-text: setup       # text, data and hostile input in full; protect and the check on ../shared/data: MINUTES
+test-text: setup       # text, data and hostile input in full; protect and the check on ../shared/data: an hour
 	NMT_TEXT=full OMP_NUM_THREADS=1 $(BIN)/pytest $(TEXT) --timeout 3600
 	$(BIN)/python tests/bench/protect.py
 	$(BIN)/python tests/bench/check.py
