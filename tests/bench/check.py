@@ -1,7 +1,7 @@
 """What `nmt data check` finds of mistakes planted in real text, its speed and its memory.
 
-Usage: check.py [GIGABYTES]. The corpus is ../shared/data/mixed, by which the thresholds were set, and two others for the
-mistakes alone; the file for the memory is made of it, with variations.
+Usage: check.py [GIGABYTES]. The corpus is ../shared/data/mixed, by which the thresholds were set, and two others, for
+the mistakes alone; the file for the memory is made of it, with variations.
 """
 
 import json
