@@ -45,7 +45,7 @@ _AGAINST = -1.0  # that one of them may say against it: short ones know no bette
 _OTHER_SIDE_ALONE = 10.0  # when one line alone does
 _LEAST_LETTERS = 30  # for language identification
 _SURE = 0.9
-_IDENTIFIED = 300  # lines, to see what language a side is in
+_IDENTIFIED = 300  # texts of five lines, to see what language a side is in
 
 _BY_LANGUAGE = {"language", "swapped"}
 _BY_SCORE = {"misaligned", "unrelated"}
@@ -211,8 +211,10 @@ def language_of(lines: Sequence[str], called: str) -> str:
         return ""
     if called not in identifier.labels:
         return ""
-    long = [line for line in lines if sum(map(str.isalpha, line)) >= _LEAST_LETTERS][:_IDENTIFIED]
-    found = Counter(identifier.classify(line)[0] for line in long)
+    # Several lines at a time: of single ones those that are long enough may be just the odd ones.
+    texts = [" ".join(lines[start : start + 5]) for start in range(0, len(lines), 5)][:_IDENTIFIED]
+    long = [text for text in texts if sum(map(str.isalpha, text)) >= _LEAST_LETTERS]
+    found = Counter(identifier.classify(text)[0] for text in long)
     language, count = max(found.items(), key=lambda each: each[1], default=("", 0))
     return language if len(long) >= 20 and count > len(long) / 2 and found[called] < len(long) / 5 else ""
 

@@ -409,3 +409,10 @@ def test_all_rules_are_documented() -> None:
     for rule in RULES.values():
         in_filters = "yes" if rule.name in FILTERS else ""
         assert f"| {rule.name} | {rule.severity} | {rule.meaning} | {in_filters} |" in page
+
+
+def test_short_lines_of_a_language_are_not_outvoted_by_a_few_long_ones() -> None:
+    japanese = ["彼は犬を見た。", "今日は寒いです。", "これは本です。"] * 100
+    english = ["The old man did not see any dogs in the garden today."] * 6
+    mixed = random.Random(1).sample(japanese + english, 306)
+    assert judging.language_of(mixed, "ja") == "" and judging.language_of(mixed, "en") == "ja"
