@@ -17,12 +17,14 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=SCRIPT.parents[2])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_prints_no_figure() -> None:
     done = run()
     assert (done.returncode, done.stdout) == (0, "There is no GPU here: nothing was checked.\n")
 
 
+@pytest.mark.slow
 def test_the_dry_run() -> None:
     done = run("--dry-run")
     assert done.returncode == 0, done.stderr

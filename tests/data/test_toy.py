@@ -331,6 +331,7 @@ def test_sizes(corpus: dict[str, list[ToyPair]]) -> None:
     }
 
 
+@pytest.mark.slow
 def test_another_seed_gives_another_corpus(corpus: dict[str, list[ToyPair]], other: dict[str, list[ToyPair]]) -> None:
     assert {name: len(pairs) for name, pairs in other.items()} == toy.SPLIT_SIZES
     assert [pair.src for pair in other["test"]] != [pair.src for pair in corpus["test"]]

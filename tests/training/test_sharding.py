@@ -209,6 +209,7 @@ def test_a_gradient_that_is_not_finite_stops_all(runs: Runs, tmp_path: Path, lat
     assert "The loss of update 7 is not finite" in said
 
 
+@pytest.mark.slow
 def test_a_lost_rank_is_named(runs: Runs, tmp_path: Path) -> None:
     kill = ("rank_hooks:signal_after", {"update": 7, "rank": 1, "number": int(signal.SIGKILL)})
     survivor, killed = runs.results(tmp_path / "run", FULL, hooks=[kill])
@@ -216,6 +217,7 @@ def test_a_lost_rank_is_named(runs: Runs, tmp_path: Path) -> None:
     assert "and rank 1 ended or cannot be reached" in survivor.stderr and "Traceback" not in survivor.stderr
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_ends_the_run(runs: Runs, tmp_path: Path) -> None:
     survivor, short = runs.results(
         tmp_path / "run", FULL, hooks=[("rank_hooks:out_of_memory_in", {"update": 7, "rank": 1})]
@@ -225,6 +227,7 @@ def test_memory_that_runs_out_ends_the_run(runs: Runs, tmp_path: Path) -> None:
     assert "Traceback" not in survivor.stderr + short.stderr
 
 
+@pytest.mark.slow
 def test_unequal_shares_are_refused(runs: Runs, tmp_path: Path) -> None:
     stop = ("rank_hooks:signal_after", {"update": 6, "rank": 0, "number": int(signal.SIGTERM)})
     runs.run(tmp_path / "run", "training.accumulation=3", world=1, code=143, hooks=[stop])
