@@ -29,14 +29,13 @@ def attn_plot(
     from nmt.alignment.words import merge_to_words
     from nmt.decoding.translator import Translator
     from nmt.text.lines import clean
-    from nmt.text.tokenizer import tagged
 
     src, tgt = clean(_text(src)), None if tgt is None else clean(_text(tgt))
     if not src or tgt == "":
         raise DataError("--src and --tgt must not be blank: there is nothing to draw.")
     translator = Translator(model, device=device)
     bundle = translator.bundle
-    src_ids = bundle.tokenizer.encode_src(tagged(translator.decoding.tag, [src]))[0]
+    src_ids = translator.encode([src])[0]
     if tgt is None:
         tgt_ids = [*translator.search([src_ids])[0][0].ids, bundle.tokenizer.special.eos]
     else:

@@ -146,43 +146,48 @@ class Overflows:
             )
 
 
-class ShortTranslations:
-    """Lines whose translations are so short that something must be missing, for one counted warning."""
+class Doubtful:
+    """Lines whose translations are to be looked at, for one counted warning.
 
-    def __init__(self) -> None:
-        self._lines = Numbers()
+    Args:
+        doubts: whether a translation is.
+        why: what is said of these lines; `{lines}` stands for how many and which.
+    """
+
+    def __init__(self, doubts: "Callable[[Translation], bool]", why: str) -> None:
+        self._doubts, self._why, self._lines = doubts, why, Numbers()
 
     def look(self, number: int, translation: "Translation") -> None:
-        """Count line `number`, from 1, if it is long enough to tell, and its translation has too few pieces."""
+        """Count line `number`, from 1, if its translation is doubtful."""
+        if self._doubts(translation):
+            self._lines.add(number)
+
+    def warn(self, name: str, quiet: bool) -> None:
+        """Say on stderr how many there were."""
+        if self._lines.count and not quiet:
+            say(f"warning: {name}: {self._why.format(lines=self._lines)}")
+
+
+def short_translations() -> Doubtful:
+    """Lines long enough to tell, whose translations are so short that something must be missing."""
+
+    def is_short(translation: "Translation") -> bool:
         pieces = len(translation.hypotheses[0].token_log_probs) if translation.hypotheses else 0
-        if translation.src_pieces >= _TELLING_PIECES and pieces < _SHORT_RATIO * translation.src_pieces:
-            self._lines.add(number)
+        return translation.src_pieces >= _TELLING_PIECES and pieces < _SHORT_RATIO * translation.src_pieces
 
-    def warn(self, name: str, quiet: bool) -> None:
-        """Say on stderr how many there were."""
-        if self._lines.count and not quiet:
-            say(
-                f"warning: {name}: the translations of {self._lines} have fewer than {_SHORT_RATIO} pieces a piece of "
-                f"source: something may be missing. Look at them; --split-sentences always translates the sentences of "
-                f"a line one by one."
-            )
+    return Doubtful(
+        is_short,
+        f"the translations of {{lines}} have fewer than {_SHORT_RATIO} pieces a piece of source: something may be "
+        f"missing. Look at them; --split-sentences always translates the sentences of a line one by one.",
+    )
 
 
-class LostItems:
-    """Lines whose placeholders, tags or addresses did not all come through, for one counted warning."""
-
-    def __init__(self) -> None:
-        self._lines = Numbers()
-
-    def look(self, number: int, translation: "Translation") -> None:
-        """Count line `number`, from 1, if it was to keep something that it lost."""
-        if translation.protected == "lost":
-            self._lines.add(number)
-
-    def warn(self, name: str, quiet: bool) -> None:
-        """Say on stderr how many there were."""
-        if self._lines.count and not quiet:
-            say(f"warning: {name}: {self._lines} lost placeholders, tags or addresses, or have them in disorder.")
+def lost_items() -> Doubtful:
+    """Lines that were to keep something which they lost."""
+    return Doubtful(
+        lambda translation: translation.protected == "lost",
+        "{lines} lost placeholders, tags or addresses, or have them in disorder.",
+    )
 
 
 class Asking(Protocol):

@@ -99,7 +99,7 @@ def translate(
     turns = Turns(any(each.live for each in read), line_buffered)
     silent, quiet = quiet, quiet or not turns.first  # every process knows its own lines' translations alone
     bad, overflows = streams.BadLines(source.name, quiet), streams.Overflows()
-    doubts = streams.ShortTranslations(), streams.LostItems()
+    doubts = streams.short_translations(), streams.lost_items()
     with streams.results_to(turns.output(output)) as out:
         translator = options.open_translator(context)
         find = _protecting(translator) if protect else _finding(translator)

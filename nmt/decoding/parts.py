@@ -71,14 +71,7 @@ class Cutter:
                 not, unless it is one of `tags`: whether every sentence needs it is not known.
         """
         apart = [self._taken_apart(line) for line in lines]
-        texts = [
-            split(line, self._languages[0])
-            if cuts and not line.startswith(self._symbols)
-            else [(line, "")]
-            if line
-            else []
-            for (_, line), cuts in zip(apart, at_sentences, strict=True)
-        ]
+        texts = [self._sentences(line, cuts) for (_, line), cuts in zip(apart, at_sentences, strict=True)]
         tagged_texts = [(tag, t) for (tag, _), parts in zip(apart, texts, strict=True) for t, _ in parts]
         encoded = iter(self._encode(tagged_texts))
         return [
@@ -100,6 +93,12 @@ class Cutter:
         """The tag of a line, its own before that of all, and the rest of it."""
         tag = next((tag for tag in self._tags if line.startswith(tag)), "")
         return (tag, line.removeprefix(tag).lstrip()) if tag else (self._tag, line)
+
+    def _sentences(self, line: str, cuts: bool) -> list[tuple[str, str]]:
+        """Those of a line, with the white space behind each; the whole line where it is not to be cut."""
+        if not line:
+            return []
+        return split(line, self._languages[0]) if cuts and not line.startswith(self._symbols) else [(line, "")]
 
     def _encode(self, texts: Sequence[tuple[str, str]]) -> list[list[int]]:
         """The pieces of texts, each behind its tag."""

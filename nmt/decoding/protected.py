@@ -122,10 +122,9 @@ class ProtectingTranslator:
         """The source unit of each target unit, see `units_of`; None where that cannot be known."""
         tokenizer = self._translator.bundle.tokenizer
         src_ids = tokenizer.encode_src([src for src, _ in pairs])
+        given = self._translator.encode([src for src, _ in pairs])  # behind a tag, which stands for no text
         tgt_ids = tokenizer.encode_tgt([tgt for _, tgt in pairs])
-        attention = forced_attention(
-            self._translator.models, tokenizer.special, list(zip(src_ids, tgt_ids, strict=True))
-        )
+        attention = forced_attention(self._translator.models, tokenizer.special, list(zip(given, tgt_ids, strict=True)))
         aligned: list[NDArray[np.int64] | None] = []
         for (src, tgt), src_of, tgt_of, weights in zip(pairs, src_ids, tgt_ids, attention, strict=True):
             src_units, tgt_units = units_of(src), units_of(tgt)
@@ -134,7 +133,7 @@ class ProtectingTranslator:
                 continue
             src_ranges = piece_ranges(src, tokenizer.src_pieces(src_of[:-1]), src_units)
             tgt_ranges = piece_ranges(tgt, tokenizer.tgt_pieces(tgt_of[:-1]), tgt_units)
-            units = align_units(weights, tgt_ranges, src_ranges)
+            units = align_units(weights[:, -len(src_of) :], tgt_ranges, src_ranges)
             words = [[text[start:end] for start, end in of] for text, of in ((tgt, tgt_units), (src, src_units))]
             aligned.append(anchor(units, *words))
         return aligned

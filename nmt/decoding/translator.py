@@ -194,11 +194,15 @@ class Translator:
         if len(src_lines) != len(tgt_lines):
             raise ValueError(f"{len(tgt_lines)} translations for {len(src_lines)} lines")
         sources, cleaned = [clean(line) for line in src_lines], [clean(line) for line in tgt_lines]
-        encoded = zip(sources, cleaned, self._cutter.encode(sources), strict=True)
+        encoded = zip(sources, cleaned, self.encode(sources), strict=True)
         src_ids = [ids if src and tgt else [] for src, tgt, ids in encoded]
         targets = [ids[:-1] for ids in self.bundle.tokenizer.encode_tgt(cleaned)]
         found = self._found(src_ids, targets, self.force, lambda: None)
         return [hypotheses[0] if hypotheses else None for hypotheses in found]
+
+    def encode(self, lines: Sequence[str]) -> list[list[int]]:
+        """The pieces of whole source lines as the models are given them: a tag first if there is one, EOS last."""
+        return self._cutter.encode(lines)
 
     def text(self, hypothesis: Hypothesis) -> str:
         """A hypothesis as text, without control characters."""

@@ -3,7 +3,7 @@
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -21,11 +21,7 @@ from nmt.model.inference import int8_works, prepare
 from nmt.text.protect import find_items
 from protect import kept, plant
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with tiny.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")
@@ -218,3 +214,24 @@ def test_a_symbol_of_the_tokenizer_reaches_the_model(
     monkeypatch.setattr(translator._translator.bundle.tokenizer, "src_symbols", ["<lo>"])
     (found,) = translator.translations(["<lo> the dog <b>sees</b> it"])
     assert lines == ["<lo> the dog <b>sees</b> it"] and found.text == lines[0]
+
+
+def test_attention_is_that_of_the_tagged_source(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tag's pieces stand for no text: alignment is by what comes behind them."""
+    translator = Translator(tiny.random_bundle())
+    tokenizer, given = translator.bundle.tokenizer, []
+
+    def attends(models: object, special: object, pairs: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray]:
+        given.extend(pairs)
+        weights = np.full((len(pairs[0][1]), len(pairs[0][0])), 0.01, dtype=np.float32)
+        for row in range(len(pairs[0][1])):
+            weights[row, -len(pairs[0][1]) + row] = 1.0  # the k-th from the end looks at the k-th from the end
+        return [weights]
+
+    plain = tokenizer.encode_src(["the dog sees"])[0]
+    tag = tokenizer.encode_src(["cat"])[0][:-1]
+    monkeypatch.setattr("nmt.decoding.protected.forced_attention", attends)
+    monkeypatch.setattr(translator, "encode", lambda lines: [[*tag, *ids] for ids in tokenizer.encode_src(lines)])
+    (aligned,) = ProtectingTranslator(translator)._align([("the dog sees", "the dog sees")])
+    assert given == [([*tag, *plain], tokenizer.encode_tgt(["the dog sees"])[0])]
+    assert aligned is not None and aligned.tolist() == [0, 1, 2]
