@@ -1,7 +1,9 @@
-"""`nmt data check`: everything that is wrong with a corpus, found in two readings and shown by `nmt.data.report`.
+"""`nmt data check`: everything that is wrong with a corpus, found in several readings and shown by `nmt.data.report`.
 
-The first reading samples and learns, the second judges (`nmt.data.judge`). Memory does not depend on the size of the
-corpus but for 25 bytes a pair, by which repetitions are found.
+The first reading counts and samples, another looks for characters that reading mends, the third judges
+(`nmt.data.judge`) by what was learnt from the sample, since what is learnt early misses what comes late; then the texts
+of what was found are looked up. Memory does not depend on the size of the corpus but for 25 bytes a pair, by which
+repetitions are found.
 """
 
 import itertools
@@ -271,8 +273,6 @@ class _Tally:
             unrelated = unrelated[(unrelated < stretch.start) | (unrelated > stretch.end)]
         self.found("unrelated", unrelated)
         text = ~np.frombuffer(self._blank, dtype=bool)
-        if not text.any():
-            self._report.refusals.append("every pair has a blank side: nothing is left to train on")
         pair, src, tgt = (np.frombuffer(digests, np.uint64) for digests in self._digests)
         new = first_of_equals(pair)
         self.found("duplicate", np.flatnonzero(text & ~new) + 1)
@@ -291,7 +291,7 @@ def _refuse_too_few(report: Report, config: DataConfig) -> None:
     dropped = ("blank both", "blank side", *(["duplicate"] if config.remove_duplicates else []))
     left = report.pairs - sum(report.findings[rule].count for rule in dropped if rule in report.findings)
     if left <= 0:
-        report.refusals.append("nothing is left to train on without blank and repeated pairs")
+        report.refusals.append("every pair has a blank side, or is repeated: nothing is left to train on")
     elif config.valid is None and left < 10:
         report.refusals.append(
             f"{left} pairs that are not blank or repeated are too few to hold some out to validate on"

@@ -58,6 +58,7 @@ _MOJIBAKE = re.compile(
 )
 _NUMBER = re.compile(r"\d+")
 _THOUSANDS = re.compile(r"(?<=\d)[.,'’ \u00a0\u2009\u202f](?=\d{3}(?!\d))")
+# Narrower than what nmt.text.protect carries over, and tags by name alone: here a false alarm costs more than a miss.
 _VARIABLE = re.compile(
     r"https?://[^\s<>\"'()]+|[\w.+-]+@[\w-]+\.[\w.]+"  # addresses
     r"|%\d*\$?[-+#0]*\d*(?:\.\d+)?[sdifuxXc@](?!\w)|%\([a-z_]\w*\)[sdf]|\$\{\w+\}|\$\(\w+\)|\{\{?\w*\}?\}|%[A-Z_]{3,}%?"
