@@ -4,19 +4,16 @@
 is a `ConfigError` that names the key, the nearest valid key and the allowed values.
 """
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 import tomli_w
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError, field_validator, model_validator
-from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 
+from nmt.config_mistakes import AUTO_OR_FLAG, AUTO_OR_NUMBER, allowed_range, explain
 from nmt.errors import ConfigError, StorageError
 
 
@@ -202,15 +199,15 @@ class ModelConfig(Section):
         return self
 
 
-# The tags say which of a key's types a wrong value was held against, and what all of them allow.
-_NUMBER, _FLAG, _AUTO_OR_NUMBER, _AUTO_OR_FLAG = "number", "flag", "'auto' or a number", "'auto', true or false"
+# The tags say which of a key's types a wrong value was held against.
+_NUMBER, _FLAG = "number", "flag"
 AutoOrNumber = Annotated[
-    Annotated[Literal["auto"], Tag(_AUTO_OR_NUMBER)] | Annotated[int, Field(ge=16, le=10_000_000), Tag(_NUMBER)],
-    Discriminator(lambda value: _AUTO_OR_NUMBER if isinstance(value, str) else _NUMBER),
+    Annotated[Literal["auto"], Tag(AUTO_OR_NUMBER)] | Annotated[int, Field(ge=16, le=10_000_000), Tag(_NUMBER)],
+    Discriminator(lambda value: AUTO_OR_NUMBER if isinstance(value, str) else _NUMBER),
 ]
 AutoOrFlag = Annotated[
-    Annotated[Literal["auto"], Tag(_AUTO_OR_FLAG)] | Annotated[bool, Tag(_FLAG)],
-    Discriminator(lambda value: _AUTO_OR_FLAG if isinstance(value, str) else _FLAG),
+    Annotated[Literal["auto"], Tag(AUTO_OR_FLAG)] | Annotated[bool, Tag(_FLAG)],
+    Discriminator(lambda value: AUTO_OR_FLAG if isinstance(value, str) else _FLAG),
 ]
 
 
@@ -340,10 +337,10 @@ class DecodingConfig(Section):
         except ValidationError as error:
             problem = error.errors()[0]
             if problem["type"] == "extra_forbidden":
-                raise ConfigError(_explain({**problem, "loc": ("decoding", *problem["loc"])})) from None
+                raise ConfigError(explain({**problem, "loc": ("decoding", *problem["loc"])}, Config)) from None
             key = ".".join(map(str, problem["loc"]))
             message = problem["msg"].removeprefix("Value error, ")
-            allowed = _allowed_range(["decoding", key])
+            allowed = allowed_range(["decoding", key], Config)
             raise ConfigError(f"{key} = {given.get(key)}: {message}{allowed}." if key else f"{message}.") from None
 
 
@@ -438,7 +435,7 @@ def parse_config(tables: Mapping[str, Any], where: str) -> Config:
     try:
         return Config.model_validate(tables)
     except ValidationError as error:
-        problems = "\n".join(f"  {_explain(problem)}" for problem in error.errors())
+        problems = "\n".join(f"  {explain(problem, Config)}" for problem in error.errors())
         raise ConfigError(f"{where} has {error.error_count()} mistake(s):\n{problems}") from None
 
 
@@ -449,65 +446,3 @@ def _refuse_nul(value: object, where: str, key: str = "") -> None:
     nested = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     for name, each in nested:
         _refuse_nul(each, where, f"{key}.{name}".lstrip("."))
-
-
-def _explain(problem: ErrorDetails) -> str:
-    """One mistake as `[section] key = value: what is allowed`."""
-    location = [part for part in problem["loc"] if isinstance(part, str)]
-    if location[:1] == ["training"]:  # whose keys are no tables: what follows is a tag
-        location = location[:2]
-    section, key = (location[0] if location else ""), ".".join(location[1:])
-    if problem["type"] == "extra_forbidden":
-        valid = _fields_at(location[:-1])
-        near = difflib.get_close_matches(location[-1], valid, n=1, cutoff=0.4)
-        hint = f"did you mean {near[0]}?" if near else f"valid here: {', '.join(valid)}."
-        name = f"[{section}] {key}" if key else f"[{section}]"
-        return f"{name}: unknown {'key' if key else 'section'}; {hint}"
-    if problem["type"] == "missing":
-        return f"[{section}] {key}: missing; it has no default." if key else f"[{section}]: this section is missing."
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["loc"] and problem["loc"][-1] in (_AUTO_OR_NUMBER, _AUTO_OR_FLAG):
-        message = f"Input should be {problem['loc'][-1]}"
-    if not key:
-        return f"[{section}]: {message}" if section else message
-    return f"[{section}] {key} = {problem['input']!r}: {message}{_allowed_range(location)}"
-
-
-def _fields_at(location: Sequence[str]) -> list[str]:
-    """The valid keys of the table at `location`."""
-    model: type[BaseModel] = Config
-    for part in location:
-        annotation = model.model_fields[part].annotation
-        candidates = [annotation, *get_args(annotation)]
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
-    return list(model.model_fields)
-
-
-def _allowed_range(location: Sequence[str]) -> str:
-    """` (allowed: 1 ≤ key ≤ 128)` for a bounded key, else an empty string."""
-    if len(location) != 2:
-        return ""
-    annotation = Config.model_fields[location[0]].annotation
-    if annotation is None or location[1] not in annotation.model_fields:
-        return ""
-    low = high = ""
-    for bound in _bounds(annotation.model_fields[location[1]]):
-        match bound:
-            case Ge(ge=value):
-                low = f"{value} ≤ "
-            case Gt(gt=value):
-                low = f"{value} < "
-            case Le(le=value):
-                high = f" ≤ {value}"
-            case Lt(lt=value):
-                high = f" < {value}"
-    return f" (allowed: {low}{location[1]}{high})" if low or high else ""
-
-
-def _bounds(field: FieldInfo) -> list[object]:
-    """What pydantic knows of a key's range, of the number among several types too."""
-    found = list(field.metadata)
-    for member in get_args(field.annotation):
-        infos = [info for info in getattr(member, "__metadata__", ()) if isinstance(info, FieldInfo)]
-        found += [bound for info in infos for bound in info.metadata]
-    return found
