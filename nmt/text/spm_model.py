@@ -11,7 +11,7 @@ from pathlib import Path
 import sentencepiece as spm
 
 from nmt.errors import BundleError, ConfigError
-from nmt.text.model_proto import TRAINER_SPEC
+from nmt.text.model_proto import TRAINER_SPEC, end_of_short_pieces
 from nmt.text.protobuf import fields
 
 MAX_MODEL_BYTES = 16 << 20
@@ -65,7 +65,7 @@ def moved_pieces(model: bytes, found: Mapping[str, int]) -> str | None:
 def _specs(model: bytes) -> dict[int, dict[int, int | bytes]]:
     """The settings by field of ModelProto; a message given twice is merged. Raises: ValueError."""
     specs: dict[int, dict[int, int | bytes]] = {number: {} for number in (TRAINER_SPEC, *_NORMALIZER_SPECS)}
-    for number, _, spec in fields(model[_end_of_short_pieces(model) :]):
+    for number, _, spec in fields(model[end_of_short_pieces(model) :]):
         if number in specs and isinstance(spec, bytes):
             specs[number] |= {field: value for field, _, value in fields(spec)}
     return specs
@@ -80,11 +80,3 @@ def _longest_surface(model: bytes) -> int:
         if isinstance(table, bytes):  # the size of a trie, the trie, texts
             texts += table[4 + int.from_bytes(table[:4], "little") :].split(b"\0")
     return max(len(text) if isinstance(text, bytes) else 0 for text in texts)
-
-
-def _end_of_short_pieces(model: bytes) -> int:
-    """Where the pieces of less than 128 bytes that open a model end; to skip them so is 20 times as fast."""
-    at = 0
-    while at + 1 < len(model) and model[at] == 0x0A and model[at + 1] < 0x80:
-        at += 2 + model[at + 1]
-    return at

@@ -20,7 +20,7 @@ import sentencepiece as spm
 
 from nmt.config import TokenizerConfig
 from nmt.errors import BundleError, ConfigError, DataError
-from nmt.text.model_proto import USER_DEFINED, piece_table
+from nmt.text.model_proto import user_symbols
 from nmt.text.spm_model import moved_pieces, open_model, read_model
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the tokenizers trained here; other code asks the Tokenizer
@@ -134,7 +134,7 @@ class Tokenizer:
     @cached_property
     def src_symbols(self) -> list[str]:
         """User symbols of the source side."""
-        return [piece for piece, _, kind in piece_table(self.src_model) if kind == USER_DEFINED]
+        return user_symbols(self.src_model)
 
     def check_tag(self, tag: str) -> None:
         """Raises: ConfigError, if the source side does not know this tag as a user symbol."""

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from nmt.config import TokenizerConfig
 from nmt.data.clean import Reservoir
 from nmt.errors import BundleError, ConfigError, DataError
+from nmt.text.model_proto import USER_DEFINED, piece_table, user_symbols
 from nmt.text.tokenizer import BOS, EOS, PAD, UNK, Tokenizer, train_sentencepiece, training_text
 
 Figure = Callable[..., None]
@@ -298,3 +299,12 @@ def test_sampling_lines_takes_the_memory_of_the_sample(figure: Figure, full: boo
     grown = peak_mb(many, 5_000) - peak_mb(6_000, 5_000)
     assert peak_mb(20_000, 20_000) - peak_mb(6_000, 5_000) > 1
     figure("tokenizer_sample_memory", f"{grown:.2f} MB more for {many:,} lines", "<= 0.1", grown <= 0.1)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_user_symbols_are_found_in_the_model(kind: str) -> None:
+    symbols = ["<2de>", "é", "x" * 64, "<lo>"]
+    options = TokenizerConfig(type=kind, vocab_size=400, user_symbols=symbols)
+    model = train_sentencepiece(["the dog sees a cat and a tree"] * 50, options)
+    assert user_symbols(model) == symbols == [piece for piece, _, type in piece_table(model) if type == USER_DEFINED]
+    assert user_symbols(train_sentencepiece(["the dog sees"] * 50, TokenizerConfig(type=kind, vocab_size=300))) == []
