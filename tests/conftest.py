@@ -1,12 +1,16 @@
 """Shared by all tests: where real data lies, and the FIGURE lines that back the README's promises."""
 
 import os
-from collections.abc import Callable
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from figures import REAL_DATA, figure_line
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job, whose children could not be stopped
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
@@ -19,6 +23,15 @@ def figure(record_property: Callable[[str, object], None]) -> Callable[..., None
         assert ok, line
 
     return record
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tensors of tiny models are slower with more."""
+    import tiny  # and torch, which not all tests need
+
+    with tiny.one_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,7 @@ from nmt.storage.manifest import MANIFEST, manifest_of
 from nmt.training.checkpoint import Snapshot, TrainState, save_checkpoint
 from nmt.training.optim import make_optimizer
 
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with tiny.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

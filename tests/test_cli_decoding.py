@@ -34,10 +34,7 @@ STDIN = "".join(f"{line}\n" for line in LINES).encode()
 RESULT = ["translation", "score", "log_prob", "tokens", "token_log_probs"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with tiny.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,7 @@
 
 import itertools
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,7 @@ LINE = "The dog sees. A cat hears the tree!  The old man"
 SENTENCES = ["The dog sees.", "A cat hears the tree!", "The old man"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with tiny.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def made(decoding: dict[str, Any] | None = None, **config: Any) -> Bundle:

@@ -1,7 +1,7 @@
 """Lines to lines: as many out as in, each its own translation whatever is around it."""
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -19,10 +19,7 @@ from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 BLANK = ["", " ", "\t", "\u00a0", "\u3000", "\u200b", "\ufeff\u200d", "\x00\x07", "\u2028", "\x0c\x1b"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with tiny.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import random
 import struct
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +37,7 @@ Files = dict[str, bytes]
 LINES = ["the big old cat sees a dog </s>", "Grün ﬁ ｆｕｌｌ … \xa0 漢字", "", "x" * 300, "a\u0301e\u0308"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with tiny.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def random_bundle(normalization: str) -> Bundle:

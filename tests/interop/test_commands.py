@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,10 +17,7 @@ run = test_cli.run
 MARIAN = Path(__file__).parent / "marian"
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    with tiny.one_thread():
-        yield
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def test_there_and_back(run: Nmt, tmp_path: Path) -> None:
