@@ -1,26 +1,36 @@
-"""Attention weights of a sentence pair, by a forced pass through the model with the plain kernel."""
+"""Attention weights of a sentence pair, by a forced pass through the model."""
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from nmt.bundle import Bundle
-from nmt.model.attention import record_attention
+from nmt.model.maps import attention_maps
 
 
-@torch.inference_mode()
-def cross_attention(bundle: Bundle, src_ids: Sequence[int], tgt_ids: Sequence[int]) -> NDArray[np.float64]:
-    """What each target token looked at when it was predicted.
+class PairMaps(NamedTuple):
+    """Weights (layers, heads, queries, keys), EOS last on both sides; each row sums to 1. None: the model has no such.
 
-    Args:
-        src_ids, tgt_ids: pieces of the pair, EOS last.
-    Returns: weights (layers, heads, target, source); each row sums to 1; row t is of tgt_ids[t].
+    Attributes:
+        encoder: of source tokens over the source.
+        decoder: of target tokens over the target, shifted: query t, which predicted tgt_ids[t], and key t are the
+            token before it (at first BOS).
+        cross: of target tokens over the source: row t is what was looked at when tgt_ids[t] was predicted.
     """
-    model, bos = bundle.model, bundle.tokenizer.special.bos
-    device = next(model.parameters()).device
-    with record_attention(model) as weights:
-        model(torch.tensor([src_ids], device=device), torch.tensor([[bos, *tgt_ids[:-1]]], device=device))
-    layers = [weights[f"decoder.{layer}.cross_attention"][0] for layer in range(len(model.decoder))]
-    return torch.stack(layers).cpu().double().numpy()
+
+    encoder: NDArray[np.float64] | None
+    decoder: NDArray[np.float64] | None
+    cross: NDArray[np.float64]
+
+
+def pair_maps(bundle: Bundle, src_ids: Sequence[int], tgt_ids: Sequence[int]) -> PairMaps:
+    """What was looked at while the pair was force-decoded. `src_ids`, `tgt_ids`: its pieces, EOS last."""
+    bos, device = bundle.tokenizer.special.bos, next(bundle.model.parameters()).device
+    src_BS = torch.tensor([src_ids], device=device)
+    maps = attention_maps(bundle.model, src_BS, torch.tensor([[bos, *tgt_ids[:-1]]], device=device))
+    encoder, decoder, cross = (torch.cat(layers).cpu().double().numpy() if layers else None for layers in maps)
+    assert cross is not None, "every model has cross-attention"
+    return PairMaps(encoder, decoder, cross)

@@ -24,7 +24,7 @@ def attn_plot(
     quiet: Quiet = False,
 ) -> None:
     """Draw what each target word looked at in the source: cross-attention of one sentence pair."""
-    from nmt.alignment.maps import cross_attention
+    from nmt.alignment.maps import pair_maps
     from nmt.alignment.plot import plot_attention
     from nmt.alignment.words import merge_to_words
     from nmt.decoding.translator import Translator
@@ -40,7 +40,7 @@ def attn_plot(
         tgt_ids = [*translator.search([src_ids])[0][0].ids, bundle.tokenizer.special.eos]
     else:
         tgt_ids = bundle.tokenizer.encode_tgt([tgt])[0]
-    maps = cross_attention(bundle, src_ids, tgt_ids)
+    maps = pair_maps(bundle, src_ids, tgt_ids).cross
     layers = _pick("--layer", layer, maps.shape[0])
     heads = _pick("--head", head, maps.shape[1])
     weights = maps[layers, heads].mean(axis=(0, 1))

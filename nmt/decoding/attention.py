@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from nmt.data.batching import pad
-from nmt.model.attention import record_attention
+from nmt.model.maps import attention_maps
 from nmt.model.transformer import Transformer
 from nmt.text.tokenizer import SpecialIds
 
@@ -45,11 +45,9 @@ def forced_attention(
 
 def _of_model(model: Transformer, src_BS: torch.Tensor, tgt_in_BT: torch.Tensor, keep_BS: torch.Tensor) -> torch.Tensor:
     """Mean of the heads in the upper half of the layers. Shape: (B, T, S)."""
-    upper = model.decoder[len(model.decoder) // 2 :]
-    with record_attention(upper) as weights:
-        model.states(src_BS, tgt_in_BT, keep_BS)
-    of_layers = [each.float().mean(1) for name, each in weights.items() if name.endswith("cross_attention")]
-    return torch.stack(of_layers).mean(0)
+    layers = attention_maps(model, src_BS, tgt_in_BT, keep_BS).cross
+    upper = layers[len(layers) // 2 :]
+    return torch.stack([layer.float().mean(1) for layer in upper]).mean(0)
 
 
 def _batches(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[list[int]]:

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from nmt.alignment.maps import cross_attention
+from nmt.alignment.maps import pair_maps
 from nmt.bundle import Bundle
 from nmt.decoding.translator import Translator
 from nmt.model.attention import CrossAttention
@@ -34,7 +34,7 @@ def pair(bundle: Bundle) -> tuple[list[int], list[int]]:
 
 def test_shape_and_sums(bundle: Bundle) -> None:
     src_ids, tgt_ids = pair(bundle)
-    maps = cross_attention(bundle, src_ids, tgt_ids)
+    maps = pair_maps(bundle, src_ids, tgt_ids).cross
     assert maps.shape == (3, 4, len(tgt_ids), len(src_ids))
     assert maps.dtype == np.float64 and (maps >= 0).all()
     np.testing.assert_allclose(maps.sum(-1), 1.0, atol=1e-6)
@@ -54,7 +54,7 @@ def test_maps_equal_weights_from_the_projections(bundle: Bundle, layer: int) -> 
         return hook
 
     handles = [module.q.register_forward_hook(note("q")), module.kv.register_forward_hook(note("kv"))]
-    maps = cross_attention(bundle, src_ids, tgt_ids)
+    maps = pair_maps(bundle, src_ids, tgt_ids).cross
     for handle in handles:
         handle.remove()
 
@@ -77,7 +77,7 @@ def test_row_t_belongs_to_tgt_ids_t(bundle: Bundle) -> None:
     """Row t was computed before token t was seen: another token there changes later rows alone."""
     src_ids, tgt_ids = pair(bundle)
     other = [*tgt_ids[:3], tgt_ids[3] + 1, *tgt_ids[4:]]
-    one, two = cross_attention(bundle, src_ids, tgt_ids), cross_attention(bundle, src_ids, other)
+    one, two = pair_maps(bundle, src_ids, tgt_ids).cross, pair_maps(bundle, src_ids, other).cross
     np.testing.assert_array_equal(one[:, :, :4], two[:, :, :4])
     assert np.abs(one[:, :, 4] - two[:, :, 4]).max() > 1e-4
 
@@ -86,7 +86,7 @@ def test_recording_leaves_the_translation_unchanged(bundle: Bundle) -> None:
     translator = Translator(bundle)
     before = translator.translate([SRC])
     src_ids, tgt_ids = pair(bundle)
-    first = cross_attention(bundle, src_ids, tgt_ids)
+    first = pair_maps(bundle, src_ids, tgt_ids).cross
     assert translator.translate([SRC]) == before
-    np.testing.assert_array_equal(cross_attention(bundle, src_ids, tgt_ids), first)
+    np.testing.assert_array_equal(pair_maps(bundle, src_ids, tgt_ids).cross, first)
     assert not any(module.recording for module in bundle.model.modules() if isinstance(module, CrossAttention))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import tiny
-from nmt.alignment.maps import cross_attention
+from nmt.alignment.maps import pair_maps
 from nmt.cli import _run
 from nmt.decoding import protected
 from nmt.decoding.attention import forced_attention
@@ -107,7 +107,7 @@ def test_attention_of_a_batch_is_that_of_each_pair(precision: str) -> None:
     src, tgt = tiny.sentences(6)
     tokenizer = bundle.tokenizer
     pairs = list(zip(tokenizer.encode_src(src), tokenizer.encode_tgt(tgt), strict=True))
-    exact = [cross_attention(bundle, *pair)[2:].mean((0, 1))[:-1, :-1] for pair in pairs]
+    exact = [pair_maps(bundle, *pair).cross[2:].mean((0, 1))[:-1, :-1] for pair in pairs]
     if precision != "as trained":
         prepare(bundle.model, precision)  # type: ignore[arg-type]
     found = forced_attention([bundle.model], tokenizer.special, pairs)

@@ -1,0 +1,41 @@
+"""What every attention of a model looked at in a forced pass: one whose target is given.
+
+Shapes: B batch, S source, T target, H heads.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nmt.model.attention import record_attention
+from nmt.model.transformer import Transformer
+
+
+class AttentionMaps(NamedTuple):
+    """Weights by layer, the lowest first; each row sums to 1. A kind of attention that the model has not is empty.
+
+    Attributes:
+        encoder: each (B, H, S, S), a source token over the source.
+        decoder: each (B, H, T, T), a target position over those up to itself.
+        cross: each (B, H, T, S), a target position over the source: row t is of what was predicted at t.
+    """
+
+    encoder: list[Tensor]
+    decoder: list[Tensor]
+    cross: list[Tensor]
+
+
+@torch.inference_mode()
+def attention_maps(
+    model: Transformer, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None
+) -> AttentionMaps:
+    """The maps of a pass through an encoder-decoder model, as `states` takes its arguments."""
+    with record_attention(model) as weights:
+        model.states(src_BS, tgt_in_BT, src_keep_BS)
+    kinds = {"encoder": "self_attention", "decoder": "self_attention", "": "cross_attention"}
+    found = (
+        [each for name, each in weights.items() if name.startswith(part) and name.endswith(kind)]
+        for part, kind in kinds.items()
+    )
+    return AttentionMaps(*found)
