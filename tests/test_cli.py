@@ -46,7 +46,8 @@ OPTIONS = {
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
     "--save-hyp --json -b --beam-size --length-penalty --tag --split-sentences --precision --deterministic "
     "--num-workers --offline --device --threads --quiet -q",
-    "attn-plot": "-m --model --src -o --output --tgt --layer --head --pieces --device --quiet -q",
+    "attn-plot": "-m --model --src -o --output --tgt --attention --layer --head --grid --pieces --gold --json --device "
+    "--quiet -q",
     "tokenizer train": "FILES -o --output --vocab-size --type --lines --character-coverage --byte-fallback "
     "--normalization --user-symbol --seed --quiet -q",
     "tokenizer encode": "-m --model --side --ids",
