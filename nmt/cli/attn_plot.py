@@ -57,7 +57,7 @@ def attn_plot(
     from nmt.alignment.view import CAUTION, Choice
 
     suffix = None if output is None else output.suffix.lower()
-    _check_together(suffix, output, len(model), grid, pieces, gold)
+    _check_together(suffix, output, len(model), attention, grid, pieces, gold)
     src, tgt = _text(src), None if tgt is None else _text(tgt)
     if not src or tgt == "":
         raise DataError("--src and --tgt must not be blank: there is nothing to draw.")
@@ -80,7 +80,13 @@ def attn_plot(
 
 
 def _check_together(
-    suffix: str | None, output: Path | None, models: int, grid: bool, pieces: bool, gold: str | None
+    suffix: str | None,
+    output: Path | None,
+    models: int,
+    attention: Attention,
+    grid: bool,
+    pieces: bool,
+    gold: str | None,
 ) -> None:
     """Refuse, before a model is loaded, what does not go together."""
     if suffix is not None and suffix not in (*_PICTURES, _PAGE):
@@ -91,6 +97,8 @@ def _check_together(
         raise ConfigError("A picture shows one model; -o FILE.html shows several side by side.")
     if gold is not None and pieces:
         raise ConfigError("--gold links words: leave --pieces out.")
+    if gold is not None and attention is not Attention.cross and suffix != _PAGE:
+        raise ConfigError(f"--gold links source and target: --attention {attention.value} has no place for them.")
 
 
 def _look(path: Path, src: str, tgt: str | None, device: str, pieces: bool, gold: str | None) -> "PairView":
