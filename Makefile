@@ -17,7 +17,8 @@ test: setup lint type  # what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not slow' --ignore tests/faults --numprocesses 2 --dist loadfile
 	$(BIN)/pytest -m 'not slow' $(FAULTS)
 
-test-slow: setup       # all tests, the slow ones too
+test-slow: setup       # all tests, the slow ones too; with Chromium installed, the attention page in a browser
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(BIN)/pytest
 
 FAULTS := tests/faults --numprocesses 2 --dist loadfile  # each test uses one core
