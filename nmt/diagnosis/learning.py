@@ -15,7 +15,7 @@ from nmt.diagnosis.subject import Sentences, Subject
 _ODD_NORM = 100.0  # times the root mean square of 1 / sqrt(inputs), or as many times less
 _LOSS_ABOVE, _LOGITS_SD = 2.0, 10.0  # of a fresh model: nats over ln(V), standard deviation of its logits
 _STEPS, _WARMUP = 150, 20
-_LEARNT, _NOT_LEARNT = 0.1, 0.5  # of the loss at the beginning
+_LEARNT, _NOT_LEARNT = 0.2, 0.5  # of the loss at the beginning
 
 
 def weights(subject: Subject) -> Finding:
