@@ -1,5 +1,6 @@
 """What a check found, and how it is told."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -68,8 +69,11 @@ def _sentence(advice: str) -> str:
 
 
 def as_records(findings: Findings) -> list[dict[str, object]]:
-    """For JSON."""
-    return [{"check": check, **asdict(finding)} for check, finding in findings.items()]
+    """For JSON, which has neither NaN nor infinity."""
+    records = [{"check": check, **asdict(finding)} for check, finding in findings.items()]
+    for record in records:
+        record["numbers"] = {name: n if math.isfinite(n) else None for name, n in record["numbers"].items()}
+    return records
 
 
 def some(names: Sequence[str]) -> str:

@@ -280,6 +280,8 @@ def _queries_and_keys(
         q, (k, _) = projected[f"{name}.q"], projected[f"{name}.kv"].chunk(2, dim=-1)
     else:
         return None
+    if q.shape[-1] != heads * head_dim or k.shape[-1] % head_dim:
+        return None
     q_BHQK, k_BGSK = (each.view(*each.shape[:2], -1, head_dim).transpose(1, 2) for each in (q, k))
     return q_BHQK, k_BGSK.repeat_interleave(heads // k_BGSK.shape[1], dim=1)
 
@@ -312,5 +314,6 @@ def _gradient_from_the_future(subject: Subject, memory: Tensor, t: int) -> float
         states = subject.exact.decode(subject.equal_sentences.tgt_in_BT, memory)
     finally:
         handle.remove()
-    (gradient_BTD,) = torch.autograd.grad(states[:, t].square().sum(), embedded)
+    found = torch.autograd.grad(states[:, t].square().sum(), embedded, allow_unused=True, materialize_grads=True)
+    gradient_BTD = torch.cat(found, dim=1)  # of one call for all positions, or of one for each
     return float(gradient_BTD[:, t + 1 :].abs().max() / gradient_BTD.abs().max())

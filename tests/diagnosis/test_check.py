@@ -1,6 +1,7 @@
 """`nmt model check`: planted faults are found by the check that names them, sound models raise nothing."""
 
 import json
+import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from nmt.cli import _run
 from nmt.config import ModelConfig
 from nmt.diagnosis import outputs
 from nmt.diagnosis.check import MODEL_CHECKS, check_model, check_text, name_of
-from nmt.diagnosis.findings import Findings, Level
+from nmt.diagnosis.findings import Findings, Level, as_records, broken
 from nmt.diagnosis.learning import overfit
 from nmt.diagnosis.memory import measure, saved_bytes, state_bytes
 from nmt.diagnosis.outputs import Text
@@ -259,6 +260,11 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.equal(state, torch.random.get_rng_state())
     again = check_model(fresh(**shape), QUICK[1:4])
     assert again == {name: first[name] for name in again}
+
+
+def test_numbers_that_json_has_not_are_null() -> None:
+    found = as_records({"a": broken("b", "c", x=math.nan, y=1.0)})
+    assert json.loads(json.dumps(found, allow_nan=False))[0]["numbers"] == {"x": None, "y": 1.0}
 
 
 def test_odd_shapes_are_suspicious() -> None:
