@@ -57,6 +57,7 @@ OPTIONS = {
     "data check": "CONFIG --src --tgt --valid-src --valid-tgt --test-src --test-tgt --data --set --tokenizer --langid "
     "--json --html --write-bad --threads --quiet -q",
     "model info": "-m --model --json",
+    "model check": "CONFIG -m --model --src --tgt --set --length --batch --json --threads --quiet -q",
     "model import": "FOLDER --format --out --src-lang --tgt-lang --quiet -q",
     "model export": "MODEL --format --out --check --quiet -q",
 }
