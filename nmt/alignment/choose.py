@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from nmt.alignment.gold import GoldLinks, agreement, quality
-from nmt.alignment.links import Links, flipped
+from nmt.alignment.links import Links
 
 Choice = TypeVar("Choice")
 
 
-def best_by_gold(found: Mapping[Choice, Sequence[Links]], gold: Sequence[GoldLinks]) -> Choice:
-    """The choice whose links have the lowest error rate; the first one of equals."""
-    return min(found, key=lambda choice: quality(found[choice], gold).aer)
+def best_by_gold(found: Mapping[Choice, Sequence[Links]], gold: Sequence[GoldLinks], count: int) -> Choice:
+    """The choice whose links of the first `count` lines have the lowest error rate; the first one of equals."""
+    return min(found, key=lambda choice: quality(found[choice][:count], gold[:count]).aer)
 
 
 def best_by_agreement(
@@ -19,14 +19,10 @@ def best_by_agreement(
 ) -> tuple[Choice, Choice]:
     """The choices of two models, one for each direction, whose links agree most; the first ones of equals.
 
-    No gold is needed: two models that see the same text in opposite directions agree where they are right. (Chen et al.
-    2020 choose the layer that way.)
-
-    Args:
-        reverse: of the model that translates target to source, its own way round.
+    No gold is needed: models that see the same text in opposite directions agree where they are right. (Chen et al.
+    2020 choose the layer that way.) All links have the token of one and the same side first.
     """
-    turned = {choice: [flipped(links) for links in found] for choice, found in reverse.items()}
     return max(
-        ((one, other) for one in forward for other in turned),
-        key=lambda pair: agreement(forward[pair[0]], turned[pair[1]]),
+        ((one, other) for one in forward for other in reverse),
+        key=lambda pair: agreement(forward[pair[0]], reverse[pair[1]]),
     )
