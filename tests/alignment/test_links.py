@@ -118,7 +118,7 @@ def check_line(tokenizer: Tokenizer, line: str) -> int:
 def test_tokens_are_within_any_text(tokenizers: list[Tokenizer], full: bool, figure: Callable[..., None]) -> None:
     seen = [0, 0]
 
-    @settings(max_examples=2000 if full else 60, deadline=None)
+    @settings(max_examples=2000 if full else 30, deadline=None)
     @given(lines())
     def check(line: str) -> None:
         for tokenizer in tokenizers:
@@ -189,7 +189,7 @@ def test_symmetrised_by_hand(method: str, links: set[tuple[int, int]]) -> None:
 
 
 @given(*(st.frozensets(st.tuples(st.integers(0, 5), st.integers(0, 5)), max_size=12) for _ in range(2)))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_symmetrised_in_order(forward: Links, reverse: Links) -> None:
     """Each method has what the one before it has, and the sides may change places."""
     found = {name: method(forward, reverse) for name, method in SYMMETRISED.items()}
