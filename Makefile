@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-sampling bench-help gpu-check clean
+.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-sampling bench-alignment bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -68,6 +68,9 @@ bench-stream: setup    # private memory while two million lines are translated: 
 
 bench-sampling: setup  # what subword sampling costs a core: one minute
 	$(BIN)/python tests/bench/sampling.py
+
+bench-alignment: setup # word alignments against eflomal, which it installs; trains three small models: 4 hours
+	$(BIN)/python tests/bench/alignment.py
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py

@@ -36,15 +36,17 @@ OPTIONS = {
     "": "--version --debug",
     "train": "CONFIG --src --tgt --out --data --cache --set --seed --dry-run --allow-changed --offline --device "
     "--threads --quiet -q",
-    "translate": "-m --model -i --input -o --output --prefix --format --protect --line-buffered -b --beam-size "
-    "--n-best --length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra "
-    "--max-length --min-length --min-length-ratio --no-repeat-ngram --repetition-penalty --sample --temperature "
-    "--top-k --top-p --seed --tag --split-sentences --precision --deterministic --num-workers --batch-rows "
-    "--device --threads --strict --quiet -q",
+    "translate": "-m --model -i --input -o --output --prefix --format --protect --alignments --line-buffered -b "
+    "--beam-size --n-best --length-penalty --length-penalty-type --coverage-penalty --max-length-ratio "
+    "--max-length-extra --max-length --min-length --min-length-ratio --no-repeat-ngram --repetition- "
+    "penalty --sample --temperature --top-k --top-p --seed --tag --split-sentences --align-layer "
+    "--align-head --align-shift --align-threshold --precision --deterministic --num-workers --batch- "
+    "rows --device --threads --strict --quiet -q",
     "score": "-m --model --src --tgt -o --output --format --length-penalty --length-penalty-type --repetition-penalty "
     "--tag --precision --deterministic --num-workers --batch-rows --device --threads --strict --quiet -q",
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
-    "--save-hyp --json -b --beam-size --length-penalty --tag --split-sentences --precision --deterministic "
+    "--align --tgt --reverse-model --choose --by-head --save-hyp --json -b --beam-size --length-penalty --tag "
+    "--split-sentences --align-layer --align-head --align-shift --align-threshold --precision --deterministic "
     "--num-workers --offline --device --threads --quiet -q",
     "attn-plot": "-m --model --src -o --output --tgt --attention --layer --head --grid --pieces --gold --json --device "
     "--quiet -q",
