@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nmt.diagnosis.findings import Finding, ok
 from nmt.diagnosis.subject import Subject
-from nmt.model.transformer import Transformer
+from nmt.model.seq2seq import Seq2Seq
 
 _SHORT, _LONG = 16, 32  # tokens; on a CPU both are short enough for the kernel that saves its weights
 _FP32 = 4
@@ -91,7 +91,7 @@ def memory(subject: Subject, length: int, batch: int, width: int) -> Finding:
 
 
 @torch.no_grad()
-def state_bytes(model: Transformer, src_tokens: int, steps: int) -> int:
+def state_bytes(model: Seq2Seq, src_tokens: int, steps: int) -> int:
     """What the state of decoding holds after so many steps for one sentence of so many source tokens."""
     state = model.prefill(torch.zeros(1, src_tokens, dtype=torch.int64))
     for _ in range(steps):
@@ -99,7 +99,7 @@ def state_bytes(model: Transformer, src_tokens: int, steps: int) -> int:
     return _bytes_in(list(_tensors_in(state)))
 
 
-def saved_bytes(model: Transformer, length: int) -> int:
+def saved_bytes(model: Seq2Seq, length: int) -> int:
     """What a forward pass of one pair, with dropout, saves for the backward pass; weights are not counted."""
     ids = torch.zeros(1, length, dtype=torch.int64)
     saved: list[Tensor] = []

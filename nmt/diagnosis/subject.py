@@ -14,7 +14,8 @@ from torch import Tensor
 
 from nmt.config import Config, ModelConfig
 from nmt.model.attention import record_attention
-from nmt.model.transformer import Transformer
+from nmt.model.build import build_model
+from nmt.model.seq2seq import Seq2Seq
 from nmt.text.tokenizer import SpecialIds
 
 _LENGTHS = (6, 9, 12, 15, 17, 18, 19, 20)  # of made-up sources; each target has the length of another one's source
@@ -46,7 +47,7 @@ class Subject:
         seed: of all that is made up.
     """
 
-    model: Transformer
+    model: Seq2Seq
     config: ModelConfig
     special: SpecialIds
     fresh: bool
@@ -58,15 +59,15 @@ class Subject:
         pieces = config.tokenizer.vocab_size
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(config.training.seed)
-            model = Transformer(config.model, pieces, pieces)
+            model = build_model(config.model, pieces, pieces)
         return cls(model, config.model, SpecialIds(), fresh=True, seed=config.training.seed)
 
     @cached_property
-    def exact(self) -> Transformer:
+    def exact(self) -> Seq2Seq:
         """A copy in float64 without dropout, in which what differs by more than rounding differs."""
         return copy.deepcopy(self.model).double().eval()
 
-    def single_copy(self) -> Transformer:
+    def single_copy(self) -> Seq2Seq:
         """A copy in fp32 without dropout, to be trained."""
         return copy.deepcopy(self.model).float().eval()
 

@@ -23,6 +23,7 @@ from nmt.diagnosis.outputs import Text
 from nmt.diagnosis.subject import Subject
 from nmt.model import attention
 from nmt.model.attention import CrossAttention
+from nmt.model.build import build_model
 from nmt.model.positions import SinusoidalPositions
 from nmt.model.transformer import Transformer
 from nmt.text.tokenizer import SpecialIds
@@ -34,7 +35,19 @@ QUICK = tuple(check for check in MODEL_CHECKS if check is not overfit)
 GOLDEN = Path(__file__).parent.parent / "faults" / "golden" / "0.6.0"
 VOCAB = 40
 # What every sound shape is drawn for; each new form of attention, positions or model gets a line here.
-KINDS: list[dict[str, object]] = [{}]
+KINDS: list[dict[str, object]] = [
+    {},
+    {"positions": "rope", "num_heads": 2, "num_kv_heads": 1, "qk_norm": True},
+    {"positions": "relative"},
+    {"type": "rnn", "attention": "luong_concat"},
+    {"positions": "learned", "max_positions": 256},
+    {"positions": "shaw"},
+    {"qk_norm": True},
+    {"num_heads": 2, "num_kv_heads": 1},
+    {"type": "rnn"},
+    {"type": "rnn", "attention": "luong_dot", "cell": "gru"},
+    {"type": "rnn", "attention": "luong_general"},
+]
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +61,7 @@ def fresh(**config: object) -> Subject:
         **{"num_encoder_layers": 2, "num_decoder_layers": 2, "d_model": 32, "num_heads": 2, "d_ff": 64, **config}
     )
     torch.manual_seed(3)
-    return Subject(Transformer(shape, VOCAB, VOCAB), shape, SpecialIds(), fresh=True)
+    return Subject(build_model(shape, VOCAB, VOCAB), shape, SpecialIds(), fresh=True)
 
 
 def golden() -> Subject:
@@ -227,7 +240,7 @@ def sound(subjects: list[Subject], checks: tuple[Callable[..., object], ...]) ->
 
 def test_sound_models_raise_nothing(figure: Figure) -> None:
     """The short form."""
-    subjects = [golden(), *(fresh(**shape) for shape in random_shapes(2 + len(KINDS), layers=1))]
+    subjects = [golden(), *(fresh(**shape) for shape in random_shapes(4, layers=1))]
     quiet, alarms = sound(subjects, QUICK)
     figure("model_check_sound", f"{quiet} of {len(subjects)} {alarms or ''}".strip(), "all", quiet == len(subjects))
     assert sound([golden()], (overfit,)) == (1, [])
@@ -235,7 +248,7 @@ def test_sound_models_raise_nothing(figure: Figure) -> None:
 
 @pytest.mark.slow
 def test_many_sound_models_raise_nothing(figure: Figure) -> None:
-    subjects = [golden(), *(fresh(**shape) for shape in random_shapes(20 + 5 * len(KINDS)))]
+    subjects = [golden(), *(fresh(**shape) for shape in random_shapes(3 * len(KINDS)))]
     quiet, alarms = sound(subjects, MODEL_CHECKS)
     figure(
         "model_check_sound_full", f"{quiet} of {len(subjects)} {alarms or ''}".strip(), "all", quiet == len(subjects)
