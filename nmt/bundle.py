@@ -22,7 +22,8 @@ from torch import Tensor
 
 from nmt.config import DecodingConfig, ModelConfig, Section
 from nmt.errors import BundleError, ConfigError, StorageError
-from nmt.model.transformer import Transformer
+from nmt.model.build import build_model
+from nmt.model.seq2seq import Seq2Seq
 from nmt.storage.atomic import write_file
 from nmt.storage.manifest import MANIFEST, damage
 from nmt.text.spm_model import MAX_MODEL_BYTES
@@ -64,7 +65,7 @@ class Bundle:
     """A model ready to translate: its config, weights and tokenizer."""
 
     config: BundleConfig
-    model: Transformer
+    model: Seq2Seq
     tokenizer: Tokenizer
 
     @classmethod
@@ -94,7 +95,7 @@ class Bundle:
         tokenizer = _checked_tokenizer(folder, config)
         _check_size(folder / "model.safetensors", config.model)
         with torch.device("meta"):
-            model = Transformer(config.model, config.src_vocab_size, config.tgt_vocab_size)
+            model = build_model(config.model, config.src_vocab_size, config.tgt_vocab_size)
         _check_tensors(folder / "model.safetensors", model)
         fill(model, _read_tensors(folder / "model.safetensors"))
         return cls(config, model.to(device).eval(), tokenizer)
@@ -116,7 +117,7 @@ class Bundle:
             write_file(folder / "tokenizer.tgt.model", self.tokenizer.tgt_model)
 
 
-def weights_of(model: Transformer, *, copy: bool = False) -> dict[str, Tensor]:
+def weights_of(model: Seq2Seq, *, copy: bool = False) -> dict[str, Tensor]:
     """The model's parameters on the CPU, tied ones once. Without `copy` they may share its memory."""
     return {name: p.detach().to("cpu", copy=copy).contiguous() for name, p in model.named_parameters()}
 
@@ -145,7 +146,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return tensors
 
 
-def load_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+def load_weights(model: Seq2Seq, weights: Mapping[str, Tensor]) -> None:
     """Copy the tensors of `weights_of` into a model of the same shape; tied ones follow. Raises: BundleError."""
     different = weights.keys() ^ dict(model.named_parameters()).keys()
     if different:
@@ -156,7 +157,7 @@ def load_weights(model: Transformer, weights: Mapping[str, Tensor]) -> None:
         raise BundleError(f"These weights are of another model: {error}") from error
 
 
-def fill(model: Transformer, weights: Mapping[str, Tensor]) -> None:
+def fill(model: Seq2Seq, weights: Mapping[str, Tensor]) -> None:
     """Give a model on the meta device its weights, checked by the caller, in fp32; tied ones follow."""
     model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False, assign=True)
     model.tie_output()
@@ -271,13 +272,14 @@ def _checked_tokenizer(folder: Path, config: BundleConfig) -> Tokenizer:
 
 def _check_size(path: Path, shape: ModelConfig) -> None:
     """Refuse a config of many more weights than there are bytes, without building its layers, which takes seconds."""
-    layers = shape.num_encoder_layers + shape.num_decoder_layers
-    fewest = 2 * layers * shape.d_model * (4 * shape.d_model + 2 * shape.d_ff)  # attention and feed-forward, 16 bits
+    layers, width = shape.num_encoder_layers + shape.num_decoder_layers, shape.d_model
+    # Of a layer: two projections of attention and the feed-forward part, or the cells of both directions.
+    fewest = 2 * layers * width * (3 * width if shape.type == "rnn" else 2 * width + 2 * shape.d_ff)  # in 16 bits
     if not path.is_file() or path.stat().st_size < fewest:
         raise BundleError(f"{path} is no safetensors file of the {fewest:,} bytes that config.json asks for at least.")
 
 
-def _check_tensors(path: Path, model: Transformer) -> None:
+def _check_tensors(path: Path, model: Seq2Seq) -> None:
     """Compare names and shapes with those that the config asks for, reading the header alone."""
     wanted = {name: list(parameter.shape) for name, parameter in model.named_parameters()}
     try:

@@ -165,37 +165,70 @@ class TokenizerConfig(Section):
 
 
 class ModelConfig(Section):
-    """`[model]`: the shape of the Transformer (Vaswani et al. 2017) and its dropout rates."""
+    """`[model]`: its kind and shape, and its dropout rates. docs/attention.md has the equations.
 
+    Keys of the other type are not used, so that one recipe trains both.
+    """
+
+    type: Literal["transformer", "rnn"] = "transformer"  # Vaswani et al. 2017, or Bahdanau et al. 2015 and after
     num_encoder_layers: int = Field(default=6, ge=1, le=128)
     num_decoder_layers: int = Field(default=6, ge=1, le=128)
     d_model: int = Field(default=512, ge=2, le=8192)
+    tied_embeddings: Literal["none", "decoder", "all"] = "all"  # decoder: target embedding = output layer
+    output_bias: bool = False  # of the output layer; models of other programs may have one
+    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)  # on every residual branch; rnn: on the input of every layer
+    embedding_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
+    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # on attention weights
+
+    # of a transformer
     num_heads: int = Field(default=8, ge=1, le=256)
+    num_kv_heads: int | None = Field(default=None, ge=1, le=256)  # fewer share keys and values (GQA; 1: MQA); all
+    qk_norm: bool = False  # queries and keys are normalised before they meet
+    # Of tokens; all but the first two act inside self-attention. "relative" is T5's, "shaw" Shaw's.
+    positions: Literal["sinusoidal", "learned", "rope", "relative", "shaw"] = "sinusoidal"
+    max_positions: int = Field(default=1024, ge=16, le=1_000_000)  # of learned ones: pieces a side at most
     d_ff: int = Field(default=2048, ge=1, le=65536)
     norm: Literal["pre", "post"] = "pre"
     activation: Literal["relu", "gelu", "silu", "swiglu"] = "relu"
-    tied_embeddings: Literal["none", "decoder", "all"] = "all"  # decoder: target embedding = output layer
-    output_bias: bool = False  # of the output layer; models of other programs may have one
-    dropout: float = Field(default=0.1, ge=0.0, lt=1.0)  # on every residual branch
-    embedding_dropout: float = Field(default=0.1, ge=0.0, lt=1.0)
-    attention_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # on attention weights
     activation_dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # inside the feed-forward layer
+
+    # of an rnn
+    cell: Literal["lstm", "gru"] = "lstm"
+    attention: Literal["bahdanau", "luong_dot", "luong_general", "luong_concat"] = "bahdanau"
 
     @property
     def head_dim(self) -> int:
         """Width of one attention head."""
         return self.d_model // self.num_heads
 
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.num_kv_heads or self.num_heads
+
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:
+        if self.d_model % 2:
+            what = "positions" if self.type == "transformer" else "an encoder's two directions"
+            raise ValueError(f"d_model = {self.d_model} must be even: {what} come in halves")
+        if self.type == "rnn":
+            return self
         if self.d_model % self.num_heads:
             heads = min((h for h in range(1, 257) if self.d_model % h == 0), key=lambda h: abs(self.d_model / h - 64))
             raise ValueError(
                 f"d_model = {self.d_model} is not divisible by num_heads = {self.num_heads}; 64 a head is usual, "
                 f"here num_heads = {heads} gives {self.d_model // heads}"
             )
-        if self.d_model % 2:
-            raise ValueError(f"d_model = {self.d_model} must be even: sinusoidal positions come in sine/cosine pairs")
+        if self.num_heads % self.kv_heads:
+            fitting = [str(heads) for heads in range(1, self.num_heads + 1) if self.num_heads % heads == 0]
+            raise ValueError(
+                f"num_heads = {self.num_heads} cannot be shared out over num_kv_heads = {self.kv_heads}; "
+                f"{', '.join(fitting)} can be"
+            )
+        if self.positions == "rope" and self.head_dim % 2:
+            raise ValueError(
+                f'positions = "rope" turns pairs of numbers, but a head has {self.head_dim} (d_model / num_heads)'
+            )
         return self
 
 
@@ -360,6 +393,25 @@ class Config(Section):
             other = "unigram_alpha" if self.tokenizer.type == "bpe" else "bpe_dropout"
             if getattr(self.training, other):
                 raise ValueError(f'training.{other} is not for tokenizer.type = "{self.tokenizer.type}"')
+        return self
+
+    @model_validator(mode="after")
+    def _positions_suffice(self) -> Self:
+        if self.model.type == "transformer" and self.model.positions == "learned":
+            limit = self.model.max_positions
+            if self.data.max_length > limit:
+                raise ValueError(
+                    f"data.max_length = {self.data.max_length} pieces, but model.max_positions = {limit} positions are "
+                    f"learned: raise the one or lower the other"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _of_transformers_alone(self) -> Self:
+        asked = {"compile": True, "gradient_checkpointing": True, "sharding": "full"}
+        for key, value in asked.items():
+            if self.model.type == "rnn" and getattr(self.training, key) == value:
+                raise ValueError(f'training.{key} is not for model.type = "rnn"')
         return self
 
     @model_validator(mode="after")

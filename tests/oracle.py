@@ -6,6 +6,7 @@ Shapes: B sentences, W prefixes a sentence, N nodes of the tree of prefixes, V v
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from nmt.decoding.options import LengthPenalty, Limits, SearchOptions
 from nmt.decoding.paths import greedy_search
 from nmt.decoding.search import IMPOSSIBLE, Hypothesis, Rows, beam_search
 from nmt.decoding.translator import ModelRows
+from nmt.model.attention import SelfAttention
+from nmt.model.build import build_model
 from nmt.model.kv_cache import DecoderState, Slots
-from nmt.model.transformer import Transformer
+from nmt.model.seq2seq import Seq2Seq
 
 BOS, EOS = 0, 1
 Search = Callable[[Rows, Limits, SearchOptions], list[list[Hypothesis]]]
@@ -159,18 +162,53 @@ def is_same(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> bool:
     )
 
 
+OF_2017: dict[str, object] = {"positions": "sinusoidal", "num_kv_heads": None, "qk_norm": False}
+
+
+def drop_causal_mask(patch: pytest.MonkeyPatch) -> None:
+    """Let the decoder see targets to come."""
+    forward = SelfAttention.forward
+
+    def broken(self: SelfAttention, *given: Any, **named: Any) -> Tensor:
+        causal, self.causal = self.causal, False
+        try:
+            return forward(self, *given, **named)
+        finally:
+            self.causal = causal
+
+    patch.setattr(SelfAttention, "forward", broken)
+
+
+def kind_of_attention(rng: np.random.Generator, num_heads: int) -> dict[str, object]:
+    """Keys of a transformer's attention, drawn."""
+    return {
+        "positions": str(rng.choice(["sinusoidal", "learned", "rope", "relative", "shaw"])),
+        "num_kv_heads": int(rng.choice([heads for heads in (1, 2, 4) if num_heads % heads == 0])),
+        "qk_norm": bool(rng.integers(2)),
+    }
+
+
+def kind_of_rnn(rng: np.random.Generator) -> dict[str, object]:
+    """Keys of a recurrent model, drawn."""
+    return {
+        "type": "rnn",
+        "cell": str(rng.choice(["lstm", "gru"])),
+        "attention": str(rng.choice(["bahdanau", "luong_dot", "luong_general", "luong_concat"])),
+    }
+
+
 @dataclass
-class TransformerBatch:
+class ModelBatch:
     """A random model in float64 and padded source sentences."""
 
-    model: Transformer
+    model: Seq2Seq
     src: Tensor
     lengths: list[int]
     limits: Limits
     options: SearchOptions
 
     @classmethod
-    def random(cls, rng: np.random.Generator) -> "TransformerBatch":
+    def random(cls, rng: np.random.Generator) -> "ModelBatch":
         torch.manual_seed(int(rng.integers(2**31)))
         config = ModelConfig(
             num_encoder_layers=1,
@@ -179,8 +217,9 @@ class TransformerBatch:
             num_heads=2,
             d_ff=24,
             norm=str(rng.choice(["pre", "post"])),
+            **(kind_of_rnn(rng) if rng.random() < 0.25 else kind_of_attention(rng, 2)),
         )
-        model = Transformer(config, 12, 12).double().eval()
+        model = build_model(config, 12, 12).double().eval()
         batch = int(rng.integers(2, 5))
         lengths = rng.integers(1, 8, batch).tolist()
         src = torch.from_numpy(rng.integers(2, 12, (batch, max(lengths))))
@@ -230,7 +269,7 @@ def equal_to_enumeration(
 def equal_alone_and_together(batches: int, masked: bool = True) -> int:
     rng, equal = np.random.default_rng(5), 0
     for _ in range(batches):
-        batch = TransformerBatch.random(rng)
+        batch = ModelBatch.random(rng)
         alone = [batch.search(slice(row, row + 1))[0] for row in range(len(batch.src))]
         equal += all(map(is_same, batch.search(masked=masked), alone))
     return equal
@@ -240,7 +279,7 @@ def forced_score_difference(batches: int) -> tuple[float, int]:
     """The largest difference from teacher forcing, over how many hypotheses."""
     rng, worst, count = np.random.default_rng(6), 0.0, 0
     for _ in range(batches):
-        batch = TransformerBatch.random(rng)
+        batch = ModelBatch.random(rng)
         for sentence, hypotheses in enumerate(batch.search()):
             for hypothesis in hypotheses:
                 forced = batch.forced(sentence, hypothesis.ids)

@@ -12,7 +12,7 @@ import torch
 
 from nmt.bundle import Bundle, BundleConfig
 from nmt.config import Config, DecodingConfig, ModelConfig, TokenizerConfig, parse_config
-from nmt.model.transformer import Transformer
+from nmt.model.build import build_model
 from nmt.storage.atomic import atomic_folder
 from nmt.text.tokenizer import Tokenizer, train_sentencepiece
 
@@ -103,7 +103,7 @@ def random_bundle(seed: int = 0, joint: bool = True, decoding: dict[str, Any] | 
         decoding=DecodingConfig(**{"beam_size": 2, "max_length_extra": 5, **(decoding or {})}),
     )
     torch.manual_seed(seed)
-    network = Transformer(shape, tokens.src_vocab_size, tokens.tgt_vocab_size).eval()
+    network = build_model(shape, tokens.src_vocab_size, tokens.tgt_vocab_size).eval()
     with torch.no_grad():
         for parameter in network.parameters():
             parameter.mul_(1.5).add_(0.05 * torch.randn_like(parameter))

@@ -8,6 +8,7 @@ import torch
 from numpy.typing import NDArray
 
 from nmt.bundle import Bundle
+from nmt.errors import DataError
 from nmt.model.maps import attention_maps
 
 
@@ -27,10 +28,22 @@ class PairMaps(NamedTuple):
 
 
 def pair_maps(bundle: Bundle, src_ids: Sequence[int], tgt_ids: Sequence[int]) -> PairMaps:
-    """What was looked at while the pair was force-decoded. `src_ids`, `tgt_ids`: its pieces, EOS last."""
+    """What was looked at while the pair was force-decoded.
+
+    Args:
+        src_ids, tgt_ids: its pieces, EOS last.
+    Raises: DataError, if they are more than the positions that the model has learned.
+    """
+    _refuse_too_long(bundle, max(len(src_ids), len(tgt_ids)))
     bos, device = bundle.tokenizer.special.bos, next(bundle.model.parameters()).device
     src_BS = torch.tensor([src_ids], device=device)
     maps = attention_maps(bundle.model, src_BS, torch.tensor([[bos, *tgt_ids[:-1]]], device=device))
     encoder, decoder, cross = (torch.cat(layers).cpu().double().numpy() if layers else None for layers in maps)
     assert cross is not None, "every model has cross-attention"
     return PairMaps(encoder, decoder, cross)
+
+
+def _refuse_too_long(bundle: Bundle, pieces: int) -> None:
+    most = bundle.model.max_positions
+    if most is not None and pieces > most:
+        raise DataError(f"A side of the pair has {pieces:,} pieces, but this model has learned {most:,} positions.")

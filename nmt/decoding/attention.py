@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from nmt.data.batching import pad
 from nmt.model.maps import attention_maps
-from nmt.model.transformer import Transformer
+from nmt.model.seq2seq import Seq2Seq
 from nmt.text.tokenizer import SpecialIds
 
 MOST_WEIGHTS = 2**19  # a head, in a batch
@@ -16,7 +16,7 @@ MOST_WEIGHTS = 2**19  # a head, in a batch
 
 @torch.inference_mode()
 def forced_attention(
-    models: Sequence[Transformer], special: SpecialIds, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
 ) -> list[NDArray[np.float32] | None]:
     """Attention weights for word alignment, one array a pair.
 
@@ -43,7 +43,7 @@ def forced_attention(
     return found
 
 
-def _of_model(model: Transformer, src_BS: torch.Tensor, tgt_in_BT: torch.Tensor, keep_BS: torch.Tensor) -> torch.Tensor:
+def _of_model(model: Seq2Seq, src_BS: torch.Tensor, tgt_in_BT: torch.Tensor, keep_BS: torch.Tensor) -> torch.Tensor:
     """Mean of the heads in the upper half of the layers. Shape: (B, T, S)."""
     layers = attention_maps(model, src_BS, tgt_in_BT, keep_BS).cross
     upper = layers[len(layers) // 2 :]

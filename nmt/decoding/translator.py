@@ -6,6 +6,7 @@ pieces than the model was trained for.
 
 import hashlib
 import math
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,12 +25,12 @@ from nmt.decoding.options import Limits, SearchOptions
 from nmt.decoding.parts import Cutter, Joined, Part
 from nmt.decoding.paths import Sampling, greedy_search, sample
 from nmt.decoding.search import Hypothesis, beam_search
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 from nmt.model.attention import record_attention
 from nmt.model.inference import PRECISIONS, Precision, default_precision, has_fixed_rows, int8_works, prepare
-from nmt.model.kv_cache import DecoderState, even_width
+from nmt.model.kv_cache import even_width
 from nmt.model.memory import is_out_of_memory, keep_freed_pages
-from nmt.model.transformer import Transformer
+from nmt.model.seq2seq import Seq2Seq, StepState
 from nmt.text.lines import clean
 
 Found = list[list[Hypothesis]]  # of each sentence, best first
@@ -116,6 +117,7 @@ class Translator:
         self._batch_rows, self._batch_tokens = batch_rows, batch_tokens or fitting
         self._head_dim = min(bundle.config.model.head_dim for bundle in bundles)
         self._models = [bundle.model for bundle in bundles]
+        self._max_positions = min(model.max_positions or sys.maxsize for model in self._models)
         self._cutter = Cutter(
             self.bundle.tokenizer,
             (self.bundle.config.src_lang, self.bundle.config.tgt_lang),
@@ -138,7 +140,7 @@ class Translator:
         place = pick_device(device)
         _check_precision(precision, place)
         bundle = Bundle.load(model, place)
-        wanted = default_precision(place, bundle.config.model.d_model) if precision == "auto" else precision
+        wanted = default_precision(place, bundle.config.model) if precision == "auto" else precision
         chosen = cast(Precision, wanted)
         if place.type == "cpu":
             keep_freed_pages()
@@ -146,7 +148,7 @@ class Translator:
         return bundle
 
     @property
-    def models(self) -> Sequence[Transformer]:
+    def models(self) -> Sequence[Seq2Seq]:
         """Those that translate together."""
         return self._models
 
@@ -215,8 +217,8 @@ class Translator:
         """The hypotheses of each encoded source sentence (EOS last), best first. `prefixes`: forced target ids."""
         rules = self.decoding
         lengths = [len(ids) for ids in src_ids]
-        shortest = [1 + rules.fewest_pieces(length) for length in lengths]
-        longest = [1 + rules.most_pieces(length) for length in lengths]
+        shortest = [min(1 + rules.fewest_pieces(length), self._max_positions) for length in lengths]
+        longest = [min(1 + rules.most_pieces(length), self._max_positions) for length in lengths]
         limits = Limits.of(shortest, longest, prefixes)
         rows = ModelRows(self._models, self._padded(src_ids), lengths, self._width, self._covers)
         limits = limits.to(rows.device)
@@ -231,6 +233,11 @@ class Translator:
     def force(self, src_ids: Sequence[Sequence[int]], tgt_ids: Sequence[Sequence[int]] | None) -> Found:
         """The one hypothesis of each sentence that has these target ids (without EOS)."""
         assert tgt_ids is not None
+        longest = max((len(ids) + 1 for ids in tgt_ids), default=0)
+        if longest > self._max_positions:
+            raise DataError(
+                f"A translation has {longest:,} pieces, but this model has learned {self._max_positions:,} positions."
+            )
         limits = Limits.of([0] * len(tgt_ids), [len(ids) + 1 for ids in tgt_ids], tgt_ids)
         rows = ModelRows(self._models, self._padded(src_ids), [len(ids) for ids in src_ids], 1)
         return greedy_search(rows, limits.to(rows.device), self.options)
@@ -315,7 +322,7 @@ class ModelRows:
     """
 
     def __init__(
-        self, models: Sequence[Transformer], src_BS: Tensor, lengths: Sequence[int], width: int, attends: bool = False
+        self, models: Sequence[Seq2Seq], src_BS: Tensor, lengths: Sequence[int], width: int, attends: bool = False
     ) -> None:
         self.device = next(models[0].parameters()).device
         keep_BS = torch.arange(src_BS.shape[1]) < torch.tensor(lengths).long()[:, None]
@@ -323,7 +330,7 @@ class ModelRows:
         self._models, self._attends = models, attends
         self._attention: list[Tensor] = []
         with torch.inference_mode():
-            self._states: list[DecoderState] = [
+            self._states: list[StepState] = [
                 model.prefill(src_BS.to(self.device), self._keep_BS, width) for model in models
             ]
 
@@ -353,12 +360,13 @@ class ModelRows:
         for state in self._states:
             state.keep_sentences(sentences)
 
-    def _step(self, model: Transformer, tokens_BW: Tensor, state: DecoderState) -> Tensor:
+    def _step(self, model: Seq2Seq, tokens_BW: Tensor, state: StepState) -> Tensor:
         if not self._attends:
             return model.decode_step(tokens_BW, state)
-        with record_attention(model.decoder[-1]) as weights:
+        with record_attention(model.top_attention()) as recorded:
             logits_BWV = model.decode_step(tokens_BW, state)
-        self._attention.append(weights["cross_attention"].float().mean(1))
+        (weights_BHWS,) = recorded.values()
+        self._attention.append(weights_BHWS.float().mean(1))
         return logits_BWV
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from nmt.bundle import Bundle
 from nmt.config import DecodingConfig
 from nmt.errors import ConfigError
-from nmt.interop.defaults import NEVER, lost_defaults
+from nmt.interop.defaults import NEVER, lost_defaults, refuse_other_attention
 from nmt.model.positions import sinusoidal
-from nmt.model.transformer import DecoderLayer, EncoderLayer
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer
 from nmt.storage.atomic import write_file
 
 _POSITIONS = 4096  # of source or target that the exported model can have; theirs end where the table ends
@@ -39,9 +39,10 @@ def export_ctranslate2(bundle: Bundle, folder: Path) -> list[str]:
     (<pad>, <unk>, <s>) is not generated there, by a bias of the output layer.
 
     Returns: warnings about decode defaults, which such a folder does not hold.
-    Raises: ConfigError (CTranslate2 is not installed), OSError.
+    Raises: ConfigError (CTranslate2 is not installed, or has no such model), OSError.
     """
     specs = _import_specs()
+    refuse_other_attention(bundle.config.model, "CTranslate2")
     config, model, tokenizer = bundle.config, bundle.model, bundle.tokenizer
     spec = specs.TransformerSpec.from_config(
         (config.model.num_encoder_layers, config.model.num_decoder_layers),
@@ -50,6 +51,7 @@ def export_ctranslate2(bundle: Bundle, folder: Path) -> list[str]:
         activation=specs.common_spec.Activation[_ACTIVATIONS[config.model.activation]],
         ffn_glu=config.model.activation == "swiglu",
     )
+    assert isinstance(model, Transformer)
     for stack, embeddings, theirs in (
         (model.src_embedding, spec.encoder.embeddings[0], spec.encoder),
         (model.tgt_embedding, spec.decoder.embeddings, spec.decoder),

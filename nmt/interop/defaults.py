@@ -1,8 +1,9 @@
-"""What other programs do not have of ours: bans of tokens, and decode defaults."""
+"""What other programs do not have of ours: bans of tokens, decode defaults, kinds of attention."""
 
 from collections.abc import Sequence
 
-from nmt.config import DecodingConfig
+from nmt.config import DecodingConfig, ModelConfig
+from nmt.errors import ConfigError
 
 NEVER = -1e4  # as a bias: no such token is ever generated, and its probability is 0 in any precision
 
@@ -17,3 +18,15 @@ def lost_defaults(decoding: DecodingConfig, keys: Sequence[str], program: str) -
             f"length ^ alpha: with the same alpha its beam search finds longer translations"
         )
     return warnings
+
+
+def refuse_other_attention(model: ModelConfig, program: str) -> None:
+    """Raises: ConfigError, for a model that is not the Transformer of 2017 in these keys."""
+    expected = {"type": "transformer", "positions": "sinusoidal", "kv_heads": model.num_heads, "qk_norm": False}
+    for key, value in expected.items():
+        if getattr(model, key) != value:
+            shown = "num_kv_heads" if key == "kv_heads" else key
+            raise ConfigError(
+                f"A model with {shown} = {getattr(model, key)!r} cannot be exported to {program}: only {shown} = "
+                f"{value!r} can. It translates with nmt."
+            )

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nmt.bundle import Bundle, weights_of, write_tensors
 from nmt.errors import ConfigError
-from nmt.interop.defaults import lost_defaults
+from nmt.interop.defaults import lost_defaults, refuse_other_attention
 from nmt.interop.marian_layout import BIAS, REQUIRED, permuted, residual_order, their_names
 from nmt.interop.renumber import without_foreign
 from nmt.storage.atomic import write_file
@@ -102,6 +102,7 @@ def _their_tensors(bundle: Bundle) -> dict[str, Tensor]:
 
 def _refuse_what_marian_lacks(bundle: Bundle) -> None:
     model, tokenizer = bundle.config.model, bundle.tokenizer
+    refuse_other_attention(model, "marian-hf")
     for key, values in (
         ("norm", ("post",)),
         ("activation", ("relu", "gelu", "silu")),

@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.model.transformer import Transformer
+from nmt.config import ModelConfig
+from nmt.model.seq2seq import Seq2Seq
 
 Precision = Literal["fp32", "bf16", "fp16", "int8"]
 PRECISIONS: tuple[str, ...] = get_args(Precision)
@@ -29,11 +30,16 @@ _LEAST_PACKED = 2**18  # numbers of a weight that is packed; a call costs 45 mic
 FIXED_ROWS = 64  # of every matrix product, where its result must not depend on how many rows there are
 
 
-def default_precision(device: torch.device, d_model: int) -> Precision:
-    """A fixed table: bf16 on CUDA, int8 on a CPU that has the kernel for models wide enough to profit, else fp32."""
+def default_precision(device: torch.device, model: ModelConfig) -> Precision:
+    """A fixed table: bf16 on CUDA, int8 on a CPU that has the kernel for models wide enough to profit, else fp32.
+
+    A recurrent model stays in fp32: what it rounds goes into every later step.
+    """
+    if model.type == "rnn":
+        return "fp32"
     if device.type == "cuda":
         return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-    return "int8" if device.type == "cpu" and d_model >= _LEAST_INT8_WIDTH and int8_works() else "fp32"
+    return "int8" if device.type == "cpu" and model.d_model >= _LEAST_INT8_WIDTH and int8_works() else "fp32"
 
 
 def int8_works() -> bool:
@@ -51,7 +57,7 @@ def has_fixed_rows(precision: Precision, deterministic: bool) -> bool:
 
 
 @torch.no_grad()
-def prepare(model: Transformer, precision: Precision, fixed_rows: bool = False) -> None:
+def prepare(model: Seq2Seq, precision: Precision, fixed_rows: bool = False) -> None:
     """Replace the linear layers of `model`, which can then translate but not be trained.
 
     Args:

@@ -34,18 +34,20 @@ class Slots:
     """Where each position of each prefix lies: one table for all layers.
 
     Attributes:
+        length: positions so far.
         newest_BW: the slots of the newest position.
         count: C, the slots that attention reads: an even width, so that some may not be in use.
     """
 
     def __init__(self, width: int, head_dim: int) -> None:
-        self.count = 0
+        self.length = self.count = 0
         self.newest_BW = torch.empty(0)
         self._width, self._head_dim = width, head_dim
         self._table_BWT: Tensor | None = None
 
     def advance(self, like_BW: Tensor) -> None:
         """Give the next position of every prefix a slot. Of `like_BW` only shape and device matter."""
+        self.length += 1
         if self._width == 1:  # a slot is a position
             self.newest_BW = torch.full_like(like_BW, self.count)
             self.count += 1
@@ -68,6 +70,16 @@ class Slots:
         bias_BWC = torch.full((batch, prefixes, self.count), never, dtype=dtype, device=device)
         return bias_BWC.scatter_(2, self._table_BWT, 0.0)[:, None]
 
+    def distances(self) -> Tensor:
+        """Of every slot's position to the newest one; those of slots in use count. int64 (1, C), or (B, W, C)."""
+        device = self.newest_BW.device
+        of_positions_T = torch.arange(1 - self.length, 1, device=device)
+        if self._width == 1:
+            return of_positions_T[None]
+        assert self._table_BWT is not None
+        distance_BWC = torch.zeros(*self._table_BWT.shape[:2], self.count, dtype=torch.long, device=device)
+        return distance_BWC.scatter_(2, self._table_BWT, of_positions_T.expand_as(self._table_BWT))
+
     def reorder(self, parents_BW: Tensor) -> None:
         """See `DecoderState.reorder`."""
         if self._width == 1:
@@ -79,7 +91,7 @@ class Slots:
     def keep_sentences(self, sentences: Tensor, moved: Tensor) -> None:
         """See `DecoderState.keep_sentences`; `moved` are the places that hold another sentence than before."""
         if self._table_BWT is not None:
-            self._table_BWT = _keep(self._table_BWT, sentences, moved)
+            self._table_BWT = keep_rows(self._table_BWT, sentences, moved)
 
     def _lowest_free(self, like_BW: Tensor) -> Tensor:
         """The lowest slots of each sentence that none of its prefixes needs; no other sentence changes that. (B, W)."""
@@ -96,13 +108,13 @@ class LayerCache:
     """Self-attention keys and values of one decoder layer, in a buffer that doubles."""
 
     def __init__(self, slots: Slots) -> None:
-        self._slots = slots
+        self.slots = slots
         self._buffer: Tensor | None = None  # (2, B, H, capacity, K)
         self._defined = 0  # slots that hold numbers
 
     def write(self, k_BHWK: Tensor, v_BHWK: Tensor) -> KeyValue:
         """Put the newest position of every prefix into its slot. Returns: all slots in use, views (B, H, C, K)."""
-        count, newest_BW = self._slots.count, self._slots.newest_BW
+        count, newest_BW = self.slots.count, self.slots.newest_BW
         if self._buffer is None or count > self._buffer.shape[3]:
             self._grow(k_BHWK)
         assert self._buffer is not None
@@ -119,12 +131,12 @@ class LayerCache:
         """See `Slots.keep_sentences`."""
         if self._buffer is not None:
             for defined in self._buffer[:, :, :, : self._defined]:
-                _keep(defined, sentences, moved)
+                keep_rows(defined, sentences, moved)
             self._buffer = self._buffer[:, : len(sentences)]
 
     def _grow(self, like_BHWK: Tensor) -> None:
         batch, heads, _, head_dim = like_BHWK.shape
-        capacity = max(_FIRST_CAPACITY, self._slots.count, 0 if self._buffer is None else 2 * self._buffer.shape[3])
+        capacity = max(_FIRST_CAPACITY, self.slots.count, 0 if self._buffer is None else 2 * self._buffer.shape[3])
         grown = like_BHWK.new_empty(2, batch, heads, capacity, head_dim)
         if self._buffer is not None:
             grown[:, :, :, : self._defined] = self._buffer[:, :, :, : self._defined]
@@ -140,19 +152,16 @@ class DecoderState:
         memory_bias: (B, 1, 1, S), which masks padding; None if nothing is padded.
         slots: where each position lies in the layers' caches.
         layers: each layer's self-attention cache.
-        step: positions decoded so far.
     """
 
     cross: list[KeyValue]
     memory_bias: Tensor | None
     slots: Slots
     layers: list[LayerCache]
-    step: int = 0
 
     def advance(self, tokens_BW: Tensor, dtype: torch.dtype) -> Tensor | None:
         """Make room for the next position of every prefix. Returns: see `Slots.bias`."""
         self.slots.advance(tokens_BW)
-        self.step += 1
         return self.slots.bias(dtype)
 
     def reorder(self, parents_BW: Tensor) -> None:
@@ -162,15 +171,15 @@ class DecoderState:
     def keep_sentences(self, sentences: Tensor) -> None:
         """Go on with `sentences` alone, in that order. Those that stay where they are are not copied."""
         moved = (sentences != torch.arange(len(sentences), device=sentences.device)).nonzero()[:, 0]
-        self.cross = [(_keep(k, sentences, moved), _keep(v, sentences, moved)) for k, v in self.cross]
+        self.cross = [(keep_rows(k, sentences, moved), keep_rows(v, sentences, moved)) for k, v in self.cross]
         if self.memory_bias is not None:
-            self.memory_bias = _keep(self.memory_bias, sentences, moved)
+            self.memory_bias = keep_rows(self.memory_bias, sentences, moved)
         self.slots.keep_sentences(sentences, moved)
         for layer in self.layers:
             layer.keep_sentences(sentences, moved)
 
 
-def _keep(rows: Tensor, kept: Tensor, moved: Tensor) -> Tensor:
+def keep_rows(rows: Tensor, kept: Tensor, moved: Tensor) -> Tensor:
     """The rows numbered `kept`, written over the first ones; only the places `moved` change."""
     rows[moved] = rows[kept[moved]]
     return rows[: len(kept)]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from nmt.model.attention import record_attention
-from nmt.model.transformer import Transformer
+from nmt.model.seq2seq import Seq2Seq
 
 
 class AttentionMaps(NamedTuple):
@@ -28,7 +28,7 @@ class AttentionMaps(NamedTuple):
 
 @torch.inference_mode()
 def attention_maps(
-    model: Transformer, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None
+    model: Seq2Seq, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None
 ) -> AttentionMaps:
     """The maps of a pass through an encoder-decoder model, as `states` takes its arguments."""
     with record_attention(model) as weights:

@@ -1,15 +1,13 @@
 """The encoder-decoder Transformer (Vaswani et al. 2017), with pre- or post-norm (Xiong et al. 2020).
 
-Training calls `forward`; translating calls `prefill` once and `decode_step` for every position, on the same modules.
-Masks: `src_keep` is bool (B, S), True on real tokens, None if nothing is padded (then flash kernels can run). The
-target needs no mask: padding is on the right, where causal attention never looks.
+If nothing is padded `src_keep` is None, so that flash kernels can run. The target needs no mask: padding is on the
+right, where causal attention never looks.
 
 Shapes: B batch, S source, T target, N real source positions of the batch, D d_model, F d_ff, V vocabulary, W prefixes
 of a sentence (the beam).
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 import torch
@@ -23,8 +21,12 @@ from nmt.model.compiled import Region, compiled
 from nmt.model.dropout import Dropout
 from nmt.model.kv_cache import DecoderState, KeyValue, LayerCache, Slots
 from nmt.model.packing import Packing
-from nmt.model.positions import SinusoidalPositions
+from nmt.model.positions import LearnedPositions, ShawBias, SinusoidalPositions, T5Bias
+from nmt.model.seq2seq import Seq2Seq
 
+AddedPositions = SinusoidalPositions | LearnedPositions
+
+_FIRST_BIAS = 0.1  # deviation of T5's biases at first; the scores have one of about 1
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
@@ -57,7 +59,7 @@ class EncoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
-        self.self_attention = SelfAttention(config.d_model, config.num_heads, config.attention_dropout)
+        self.self_attention = SelfAttention(config, causal=False)
         self.self_attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
@@ -82,9 +84,9 @@ class DecoderLayer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.pre_norm = config.norm == "pre"
-        self.self_attention = SelfAttention(config.d_model, config.num_heads, config.attention_dropout)
+        self.self_attention = SelfAttention(config, causal=True)
         self.self_attention_norm = nn.LayerNorm(config.d_model)
-        self.cross_attention = CrossAttention(config.d_model, config.num_heads, config.attention_dropout)
+        self.cross_attention = CrossAttention(config)
         self.cross_attention_norm = nn.LayerNorm(config.d_model)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = nn.LayerNorm(config.d_model)
@@ -120,73 +122,52 @@ class DecoderLayer(nn.Module):
     def _attend_self(self, x_BTD: Tensor, cache: LayerCache | None, cache_bias: Tensor | None) -> Tensor:
         if cache is not None:
             return self.self_attention.step(x_BTD, cache, cache_bias)
-        attended: Tensor = self.self_attention(x_BTD, causal=True)
+        attended: Tensor = self.self_attention(x_BTD)
         return attended
 
 
-class Transformer(nn.Module):
-    """Source ids to target logits."""
+class Transformer(Seq2Seq):
+    """Layers of attention and feed-forward."""
 
     def __init__(self, config: ModelConfig, src_vocab_size: int, tgt_vocab_size: int) -> None:
-        super().__init__()
+        super().__init__(config, src_vocab_size, tgt_vocab_size)
         d_model = config.d_model
         self.gated = config.activation == "swiglu"
         self.head_dim = config.head_dim
-        assert config.tied_embeddings != "all" or src_vocab_size == tgt_vocab_size, "one vocabulary to tie"
-        self.src_embedding = _embedding(src_vocab_size, d_model)
-        tied = config.tied_embeddings
-        self.tgt_embedding = self.src_embedding if tied == "all" else _embedding(tgt_vocab_size, d_model)
-        self.positions = SinusoidalPositions(d_model)
-        self.embedding_dropout = Dropout(config.embedding_dropout)
+        self.src_positions, self.tgt_positions = _added_positions(config), _added_positions(config)
+        if config.positions == "learned":
+            self.max_positions = config.max_positions
         self.encoder = nn.ModuleList(EncoderLayer(config) for _ in range(config.num_encoder_layers))
         self.decoder = nn.ModuleList(DecoderLayer(config) for _ in range(config.num_decoder_layers))
         # Post-norm layers end in a norm of their own; pre-norm leaves the residual sum to be normed here.
         pre_norm = config.norm == "pre"
         self.encoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
         self.decoder_norm = nn.LayerNorm(d_model) if pre_norm else nn.Identity()
-        self.output = nn.Linear(d_model, tgt_vocab_size, bias=config.output_bias)
-        self.gradient_checkpointing = False  # of a layer keep its inputs alone; the backward pass computes it again
         self._compiled: dict[Region, Region] = {}
-        self._output_is_tied = tied != "none"
-        if not self.output.weight.is_meta:
-            self._initialise()
-        self.tie_output()
-
-    def forward(self, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
-        """Logits of the next token at every target position. Shape: (B, T, V)."""
-        logits_BTV: Tensor = self.output(self.states(src_BS, tgt_in_BT, src_keep_BS))
-        return logits_BTV
-
-    def states(self, src_BS: Tensor, tgt_in_BT: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
-        """The decoder's last states, which the output layer turns into logits. Shape: (B, T, D)."""
-        return self.decode(tgt_in_BT, self.encode(src_BS, src_keep_BS), src_keep_BS)
+        self._end_with(config, tgt_vocab_size)
 
     def encode(self, src_BS: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
-        """The encoder's output. Shape: (B, S, D)."""
+        """See `Seq2Seq.encode`."""
         keep = None if src_keep_BS is None else src_keep_BS[:, None, None]
-        x_BSD = self._embed(self.src_embedding, src_BS, 0)
+        x_BSD = self._embed_src(src_BS)
         for layer in self.encoder:
             x_BSD = self._run(_encode_with, layer, x_BSD, keep)
         memory_BSD: Tensor = self.encoder_norm(x_BSD)
         return memory_BSD
 
     def decode(self, tgt_in_BT: Tensor, memory_BSD: Tensor, src_keep_BS: Tensor | None = None) -> Tensor:
-        """The decoder's last states at every target position, given the encoder's output. Shape: (B, T, D)."""
+        """See `Seq2Seq.decode`."""
         keep = None if src_keep_BS is None else src_keep_BS[:, None, None]
-        x_BTD = self._embed(self.tgt_embedding, tgt_in_BT, 0)
+        x_BTD = self._embed_tgt(tgt_in_BT, 0, tgt_in_BT.shape[1])
         for layer in self._decoder_layers():
             x_BTD = self._run(_decode_with, layer, x_BTD, memory_BSD, keep)
         states_BTD: Tensor = self.decoder_norm(x_BTD)
         return states_BTD
 
     def prefill(self, src_BS: Tensor, src_keep_BS: Tensor | None = None, width: int = 1) -> DecoderState:
-        """Encode once and project the memory once a layer: the state before the first target token.
-
-        Args:
-            width: the most prefixes a sentence will have.
-        """
+        """See `Seq2Seq.prefill`; the memory is projected once a layer."""
         packing = Packing.of(torch.ones_like(src_BS, dtype=torch.bool) if src_keep_BS is None else src_keep_BS)
-        x_ND = packing.pack(self._embed(self.src_embedding, src_BS, 0))
+        x_ND = packing.pack(self._embed_src(src_BS))
         bias = None if src_keep_BS is None else as_bias(src_keep_BS[:, None, None], x_ND.dtype)
         for layer in self.encoder:
             x_ND = layer(x_ND, bias, packing)
@@ -201,22 +182,17 @@ class Transformer(nn.Module):
         )
 
     def decode_step(self, tokens_BW: Tensor, state: DecoderState) -> Tensor:
-        """Feed the newest token of every prefix, move `state` on by one position. Shape: logits (B, W, V)."""
-        x_BWD = self._embed(self.tgt_embedding, tokens_BW, state.step, positions=1)
+        """See `Seq2Seq.decode_step`."""
+        x_BWD = self._embed_tgt(tokens_BW, state.slots.length, positions=1)
         cache_bias = state.advance(tokens_BW, x_BWD.dtype)
         for layer, cross, cache in zip(self.decoder, state.cross, state.layers, strict=True):
             x_BWD = layer(x_BWD, cross, state.memory_bias, cache, cache_bias)
         logits_BWV: Tensor = self.output(self.decoder_norm(x_BWD))
         return logits_BWV
 
-    def tie_output(self) -> None:
-        """Let the output layer have the target embedding's matrix, if the config says so."""
-        if self._output_is_tied:
-            self.output.weight = self.tgt_embedding.weight
-
-    def num_parameters(self) -> int:
-        """Trainable numbers, tied ones counted once."""
-        return sum(parameter.numel() for parameter in self.parameters())
+    def top_attention(self) -> nn.Module:
+        """See `Seq2Seq.top_attention`."""
+        return self._decoder_layers()[-1].cross_attention
 
     def compile_layers(self) -> None:
         """From here on layers run compiled while training. The modules, and decoding with them, stay as they are."""
@@ -238,41 +214,53 @@ class Transformer(nn.Module):
     def _decoder_layers(self) -> list[DecoderLayer]:
         return cast(list[DecoderLayer], list(self.decoder))
 
-    def _embed(self, embedding: nn.Embedding, ids_BT: Tensor, start: int, positions: int | None = None) -> Tensor:
-        """Scaled embeddings plus positions, with dropout (section 3.4 of the paper). Shape: (B, T, D).
+    def _embed_src(self, src_BS: Tensor) -> Tensor:
+        """Shape: (B, S, D)."""
+        return self._placed(self._scaled(self.src_embedding, src_BS), self.src_positions, 0, src_BS.shape[1])
 
-        Args:
-            positions: 1 if all T tokens stand at `start`; by default they follow one another.
-        """
-        x_BTD = embedding(ids_BT) * math.sqrt(embedding.embedding_dim)
-        encodings_TD = self.positions(start, positions or ids_BT.shape[1], like=x_BTD)
-        dropped: Tensor = self.embedding_dropout(x_BTD + encodings_TD)
+    def _embed_tgt(self, tgt_BT: Tensor, start: int, positions: int) -> Tensor:
+        """Tokens that follow one another from `start` on, or all stand there, at 1 of `positions`. Shape: (B, T, D)."""
+        return self._placed(self._scaled(self.tgt_embedding, tgt_BT), self.tgt_positions, start, positions)
+
+    def _placed(self, x_BTD: Tensor, positions: AddedPositions | None, start: int, length: int) -> Tensor:
+        """With positions added, and dropout (section 3.4 of the paper)."""
+        if positions is not None:
+            x_BTD = x_BTD + positions(start, length, like=x_BTD)
+        dropped: Tensor = self.embedding_dropout(x_BTD)
         return dropped
 
     def _initialise(self) -> None:
-        """Glorot-uniform projections, zero biases, embeddings of variance 1/D.
+        """Glorot-uniform projections, zero biases; tables of positions as small as embeddings are.
 
-        The blocks of a fused projection are drawn as the separate square matrices that they stand for.
+        The blocks of a fused projection are drawn as the separate matrices that they stand for.
         """
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear) and module is not self.output:
-                blocks = {"qkv": 3, "kv": 2, "up": 1 + self.gated}.get(name.rpartition(".")[2], 1)
-                for block in module.weight.data.chunk(blocks):
+                for block in self._blocks(name.rpartition(".")[2], module.weight.data):
                     nn.init.xavier_uniform_(block)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)
-            elif isinstance(module, nn.Embedding):
-                nn.init.normal_(module.weight, std=module.embedding_dim**-0.5)
-        nn.init.normal_(self.output.weight, std=self.output.in_features**-0.5)
-        if self.output.bias is not None:
-            nn.init.zeros_(self.output.bias)
+            elif isinstance(module, LearnedPositions):
+                nn.init.normal_(module.table_LD, std=module.table_LD.shape[1] ** -0.5)
+            elif isinstance(module, T5Bias):
+                nn.init.normal_(module.table_NH, std=_FIRST_BIAS)
+            elif isinstance(module, ShawBias):
+                nn.init.normal_(module.table_NK, std=module.table_NK.shape[1] ** -0.5)
+
+    def _blocks(self, name: str, weight: Tensor) -> Sequence[Tensor]:
+        """What a linear layer of that name stands for."""
+        outputs, d_model = weight.shape
+        if name == "qkv":
+            kv_dim = (outputs - d_model) // 2
+            return torch.split(weight, [d_model, kv_dim, kv_dim])
+        return torch.chunk(weight, {"kv": 2, "up": 1 + self.gated}.get(name, 1))
 
 
-def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:
-    """An embedding. On the meta device it is not initialised: for that torch would import its compiler, for seconds."""
-    if torch.get_default_device().type == "meta":
-        return nn.Embedding(vocab_size, d_model, _weight=torch.empty(vocab_size, d_model))
-    return nn.Embedding(vocab_size, d_model)
+def _added_positions(config: ModelConfig) -> AddedPositions | None:
+    """What is added to the embeddings of one side."""
+    if config.positions == "learned":
+        return LearnedPositions(config.max_positions, config.d_model)
+    return SinusoidalPositions(config.d_model) if config.positions == "sinusoidal" else None
 
 
 def _encode_with(layer: EncoderLayer, x_BSD: Tensor, keep: Tensor | None) -> Tensor:

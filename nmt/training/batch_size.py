@@ -14,7 +14,7 @@ from nmt.config import Config
 from nmt.data.batching import widest_batch
 from nmt.data.prepare import Prepared
 from nmt.model.memory import is_out_of_memory
-from nmt.model.transformer import Transformer
+from nmt.model.seq2seq import Seq2Seq
 from nmt.training.loss import batch_loss
 from nmt.training.optim import make_optimizer
 
@@ -31,7 +31,7 @@ def ladder(most: int) -> list[int]:
     return rungs
 
 
-def largest_that_fits(model: Transformer, config: Config, prepared: Prepared, say: Callable[[str], None]) -> int:
+def largest_that_fits(model: Seq2Seq, config: Config, prepared: Prepared, say: Callable[[str], None]) -> int:
     """The largest rung of the ladder whose widest batches fit, one after the other, from the smallest up.
 
     Args:
@@ -56,7 +56,7 @@ def largest_that_fits(model: Transformer, config: Config, prepared: Prepared, sa
     return largest or rungs[0]
 
 
-def _fits(model: Transformer, optimizer: torch.optim.AdamW, config: Config, prepared: Prepared, tokens: int) -> bool:
+def _fits(model: Seq2Seq, optimizer: torch.optim.AdamW, config: Config, prepared: Prepared, tokens: int) -> bool:
     """Whether a whole update on the widest batch, and the loss of the widest validation batch, can be computed."""
     training, special = config.training, prepared.tokenizer.special
     try:

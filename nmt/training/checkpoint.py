@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from nmt.bundle import Bundle, checkpoint_name, list_checkpoints, load_weights, read_tensors, weights_of, write_tensors
 from nmt.errors import BundleError, NmtError
-from nmt.model.transformer import Transformer
+from nmt.model.seq2seq import Seq2Seq
 from nmt.storage.atomic import atomic_folder, remove_folder, write_file
 from nmt.storage.manifest import damage
 from nmt.training.distributed import Ranks
@@ -104,7 +104,7 @@ class Snapshot:
 
     @classmethod
     def take_sharded(
-        cls, bundle: Bundle, model: Transformer, optimizer: torch.optim.AdamW, state: TrainState, ranks: Ranks
+        cls, bundle: Bundle, model: Seq2Seq, optimizer: torch.optim.AdamW, state: TrainState, ranks: Ranks
     ) -> "Snapshot":
         """The same of a sharded model, with whole tensors; only in rank 0 there is something in it."""
         with ranks.talking("for the weights", computing=True):
@@ -178,7 +178,7 @@ def load_state(folder: Path) -> TrainState:
         raise BundleError(f"{path} is of a newer nmt, or was changed: {key}{first['msg']}.") from error
 
 
-def restore(folder: Path, model: Transformer, optimizer: torch.optim.AdamW) -> TrainState:
+def restore(folder: Path, model: Seq2Seq, optimizer: torch.optim.AdamW) -> TrainState:
     """Put a checkpoint's weights and moments into `model` and `optimizer`."""
     device = next(model.parameters()).device
     weights = read_tensors(folder / "model.safetensors")
@@ -231,7 +231,7 @@ def average(folders: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (tensor / len(folders)).float() for name, tensor in total.items()}
 
 
-def _moments(model: Transformer, optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
+def _moments(model: Seq2Seq, optimizer: torch.optim.AdamW) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in model.named_parameters():
         for key, value in optimizer.state[parameter].items():
             yield f"{name}.{key}", value

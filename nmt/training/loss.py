@@ -9,7 +9,7 @@ from torch import Tensor
 
 from nmt.data.batching import Batch, Ids
 from nmt.errors import DataError
-from nmt.model.transformer import Transformer
+from nmt.model.seq2seq import Seq2Seq
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _CHUNK_LOGITS = {"cpu": 1 << 23}  # of a chunk, 32 MB; between a half and twice as many made no difference
@@ -105,7 +105,7 @@ class _ChunkedLoss(torch.autograd.Function):
         return grad_h_ND * grad, grad_w_VD * grad, None, None, None, grad_bias_V
 
 
-def batch_loss(model: Transformer, batch: Batch, pad: int, smoothing: float, precision: str) -> Tensor:
+def batch_loss(model: Seq2Seq, batch: Batch, pad: int, smoothing: float, precision: str) -> Tensor:
     """Run the model on a batch, under autocast unless `precision` is fp32. Returns: the summed loss.
 
     Raises: DataError (an id beyond the vocabulary).

@@ -24,9 +24,9 @@ from nmt.config import Config
 from nmt.data.prepare import Prepared, prepare
 from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, StorageError
+from nmt.model.build import build_model
 from nmt.model.compiled import compile_problem
 from nmt.model.memory import keep_freed_pages
-from nmt.model.transformer import Transformer
 from nmt.storage.atomic import replace_file
 from nmt.training.batch_size import largest_that_fits
 from nmt.training.distributed import Ranks
@@ -275,7 +275,9 @@ def _compiled(config: Config, device: torch.device, earlier: Config | None) -> b
     asked = config.training.compile
     if asked == "auto" and earlier is not None:
         asked = earlier.training.compile
-    if asked is False or (asked == "auto" and (device.type != "cuda" or config.training.sharding == "full")):
+    if asked == "auto" and (device.type != "cuda" or config.training.sharding == "full" or config.model.type == "rnn"):
+        return False
+    if asked is False:
         return False
     problem = compile_problem(device)
     if problem and asked is True:
@@ -305,7 +307,7 @@ def _new_bundle(config: Config, prepared: Prepared, start: Bundle | None, at_lea
         recipe=config.model_dump(exclude_none=True),
         tags=sorted({source.tag for source in config.data.train if source.tag}),
     )
-    model = Transformer(config.model, tokenizer.src_vocab_size, tokenizer.tgt_vocab_size)
+    model = build_model(config.model, tokenizer.src_vocab_size, tokenizer.tgt_vocab_size)
     if start is not None:
         model.load_state_dict(start.model.state_dict())
     return Bundle(bundle_config, model, tokenizer)

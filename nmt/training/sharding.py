@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from nmt.config import TrainingConfig
 from nmt.errors import ConfigError
+from nmt.model.seq2seq import Seq2Seq
 from nmt.model.transformer import Transformer
 from nmt.training.distributed import Ranks
 
@@ -37,13 +38,14 @@ def refuse_unequal_shares(batches_per_update: int, world: int, ranks: Ranks) -> 
         )
 
 
-def sharded_copy(whole: Transformer) -> Transformer:
+def sharded_copy(whole: Seq2Seq) -> Seq2Seq:
     """The model as shards on the device where `whole` lies; that one is moved to the CPU. All ranks call this."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
     device = next(whole.parameters()).device
     model = copy.deepcopy(whole.to("cpu"))
+    assert isinstance(model, Transformer), "the config refuses others"
     mesh = init_device_mesh(device.type, (torch.distributed.get_world_size(),))
     for layer in [*model.encoder, *model.decoder]:
         fully_shard(layer, mesh=mesh)
@@ -78,7 +80,7 @@ def laid_out_like(tensor: Tensor, parameter: nn.Parameter | None) -> Tensor:
     return torch.empty_like(cut).copy_(cut)  # which may be a view of the whole
 
 
-def gather_weights(sharded: Transformer, whole: Transformer, ranks: Ranks) -> None:
+def gather_weights(sharded: Seq2Seq, whole: Seq2Seq, ranks: Ranks) -> None:
     """Copy the weights of all ranks into an ordinary model, one parameter at a time. Raises: RankError."""
     for shard, parameter in zip(sharded.parameters(), whole.parameters(), strict=True):
         with torch.no_grad(), ranks.talking("for the weights", computing=True):

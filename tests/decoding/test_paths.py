@@ -15,7 +15,7 @@ from nmt.decoding.paths import Sampling, greedy_search, sample
 from nmt.decoding.search import Hypothesis, beam_search
 from nmt.decoding.translator import ModelRows, Translator
 from nmt.model.inference import int8_works, prepare
-from oracle import BOS, EOS, TableRows, Tables, TransformerBatch, is_same, random_tables, run
+from oracle import BOS, EOS, TableRows, Tables, ModelBatch, is_same, random_tables, run
 from tiny import one_thread, random_bundle, sentences
 
 Figure = Callable[..., None]
@@ -139,7 +139,7 @@ def test_a_path_is_drawn_alike_whatever_is_around_it(figure: Figure) -> None:
 def test_a_model_with_itself_is_the_model(figure: Figure) -> None:
     rng, equal = np.random.default_rng(3), 0
     for _ in range(30):
-        batch = TransformerBatch.random(rng)
+        batch = ModelBatch.random(rng)
         width = batch.options.beam_size
         rows = ModelRows([batch.model] * 2, batch.src, batch.lengths, width)
         how = beam_search if width > 1 else greedy_search
@@ -150,7 +150,7 @@ def test_a_model_with_itself_is_the_model(figure: Figure) -> None:
 def test_two_models_give_the_mean_of_their_probabilities(figure: Figure) -> None:
     rng, worst, single, count = np.random.default_rng(4), 0.0, math.inf, 0
     for _ in range(20):
-        one, two = TransformerBatch.random(rng), TransformerBatch.random(rng)
+        one, two = ModelBatch.random(rng), ModelBatch.random(rng)
         rows = ModelRows([one.model, two.model], one.src, one.lengths, one.options.beam_size)
         for b, hypotheses in enumerate(beam_search(rows, one.limits, one.options)):
             for best in hypotheses:

@@ -17,7 +17,6 @@ from nmt.decoding.paths import greedy_search
 from nmt.decoding.search import Hypothesis, beam_search, length_penalty
 from nmt.decoding.translator import Translator
 from nmt.model import kv_cache
-from nmt.model.attention import SelfAttention
 from nmt.model.inference import Precision, prepare
 from nmt.model.kv_cache import LayerCache
 from oracle import (
@@ -27,6 +26,7 @@ from oracle import (
     Search,
     TableRows,
     Tables,
+    drop_causal_mask,
     enumerate_all,
     equal_alone_and_together,
     equal_to_enumeration,
@@ -382,12 +382,7 @@ def _attends_to_padding(patch: pytest.MonkeyPatch) -> bool:
 
 
 def _drops_the_causal_mask(patch: pytest.MonkeyPatch) -> bool:
-    forward = SelfAttention.forward
-
-    def broken(self: SelfAttention, x: Tensor, keep: Tensor | None = None, causal: bool = False, **rest: Any) -> Tensor:
-        return forward(self, x, keep, **rest)
-
-    patch.setattr(SelfAttention, "forward", broken)
+    drop_causal_mask(patch)
     return forced_score_difference(10)[0] > 1e-3
 
 

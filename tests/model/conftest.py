@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from nmt.config import ModelConfig
-from nmt.model.transformer import Transformer
+from nmt.model.build import build_model
+from nmt.model.seq2seq import Seq2Seq
+from oracle import kind_of_attention, kind_of_rnn
 
 VOCAB = 11
 NO_DROPOUT = dict.fromkeys(("dropout", "embedding_dropout", "attention_dropout", "activation_dropout"), 0.0)
@@ -24,13 +26,13 @@ def one_thread() -> Iterator[None]:
 
 
 @pytest.fixture
-def random_model() -> Callable[..., Transformer]:
-    """`random_model(rng, **config)`: a model whose shape is drawn where `config` is silent.
+def random_model() -> Callable[..., Seq2Seq]:
+    """`random_model(rng, **config)`: a model whose shape and kind of attention are drawn where `config` is silent.
 
     Biases and norms are drawn too: a fresh model's zeros and ones would hide a bias or norm that is left out.
     """
 
-    def make(rng: np.random.Generator, **config: object) -> Transformer:
+    def make(rng: np.random.Generator, **config: object) -> Seq2Seq:
         drawn: dict[str, object] = {
             "num_encoder_layers": int(rng.integers(1, 3)),
             "num_decoder_layers": int(rng.integers(1, 3)),
@@ -41,8 +43,10 @@ def random_model() -> Callable[..., Transformer]:
             "activation": str(rng.choice(["relu", "gelu", "swiglu"])),
             "tied_embeddings": str(rng.choice(["none", "decoder", "all"])),
         }
+        num_heads = int(str(config.get("num_heads", drawn["num_heads"])))
+        drawn |= kind_of_rnn(rng) if config.get("type") == "rnn" else kind_of_attention(rng, num_heads)
         torch.manual_seed(int(rng.integers(2**31)))
-        model = Transformer(ModelConfig(**NO_DROPOUT | drawn | config), VOCAB, VOCAB).double()
+        model = build_model(ModelConfig(**NO_DROPOUT | drawn | config), VOCAB, VOCAB).double()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
                 if parameter.ndim == 1:

@@ -79,10 +79,8 @@ def keep_wrong_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    embed = Transformer._embed
-    monkeypatch.setattr(
-        Transformer, "_embed", lambda self, table, ids, start, **where: embed(self, table, ids, 0, **where)
-    )
+    embed = Transformer._embed_tgt
+    monkeypatch.setattr(Transformer, "_embed_tgt", lambda self, ids, start, positions: embed(self, ids, 0, positions))
 
 
 def lose_all_when_growing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
-from nmt.model.attention import SelfAttention
 from nmt.model.positions import SinusoidalPositions, sinusoidal
 from nmt.model.transformer import FeedForward, Transformer
+from oracle import OF_2017, drop_causal_mask
 
 Make = Callable[..., Transformer]
 Source = Callable[[np.random.Generator, int], tuple[Tensor, Tensor]]
@@ -105,7 +105,7 @@ def torch_difference(
     rng, worst = np.random.default_rng(1), 0.0
     for shape in range(shapes):
         norm, activation = ("pre", "post")[shape % 2], ("relu", "gelu")[shape // 2 % 2]
-        ours = make(rng, norm=norm, activation=activation, tied_embeddings="none")
+        ours = make(rng, norm=norm, activation=activation, tied_embeddings="none", **OF_2017)
         theirs = TorchTransformer(ours, norm_first=(norm == "pre") != flip_norm)
         batch = int(rng.integers(1, 5))
         (src, keep), tgt = source(rng, batch), random_target(rng, batch)
@@ -162,8 +162,7 @@ def test_no_logit_sees_later_targets(figure: Callable[..., None], random_model: 
 def test_the_causality_check_sees_a_decoder_that_looks_ahead(
     figure: Callable[..., None], random_model: Make, random_source: Source, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    forward = SelfAttention.forward
-    monkeypatch.setattr(SelfAttention, "forward", lambda self, x, keep=None, **_: forward(self, x, keep))
+    drop_causal_mask(monkeypatch)
     early, _ = leaks(random_model, random_source, 20)
     figure("causality_control_leaks", f"{early} of 20", ">= 10 without the mask", early >= 10)
 
@@ -216,7 +215,7 @@ def test_positions_do_not_depend_on_what_came_before(dtype: torch.dtype) -> None
 
 
 def test_training_goes_on_after_positions_grew_in_inference_mode(random_model: Make) -> None:
-    model = random_model(np.random.default_rng(5))
+    model = random_model(np.random.default_rng(5), **OF_2017)
     long = torch.arange(600)[None] % 11
     with torch.inference_mode():
         grown = model(long, long)
