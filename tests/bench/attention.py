@@ -2,8 +2,8 @@
 
     python tests/bench/attention.py [--rows NAME,NAME] [--seeds 1,2] [--updates N] [--table]
 
-A run is `nmt train configs/multi30k-en-de.toml` with the keys of its row, and for all of them two layers a side, so that
-an hour is enough, and a schedule that is linear down to 0 at the last update, so that no checkpoints need be averaged.
+A run is `nmt train configs/multi30k-en-de.toml` with the keys of its row, and for all of them two layers a side, so
+that an hour is enough, and a schedule that is linear down to 0 at the last update, so that no checkpoints are averaged.
 It lies in runs/attention/ROW-SEED, is resumed if it was stopped, and its results are kept there in row.json, so that
 nothing is done twice and the table is there at once. Two runs at a time, one thread each: what a run loses to its
 neighbour, all lose alike. No test set is touched.
@@ -50,7 +50,7 @@ COMPARED = (
     (BASE, "qk-norm"),
     ("bahdanau", "luong-dot", "luong-general", "luong-concat"),
 )
-UPDATES = 600
+UPDATES = 550
 FLOOR = 10.0  # BLEU
 
 

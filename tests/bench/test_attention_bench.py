@@ -9,12 +9,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from nmt.model.build import build_model
 
 import tiny
 from attention import ROWS, Result, decoding_memory, figures, main, orders, table
 from nmt.config import ModelConfig
 from nmt.data.toy import write_toy
+from nmt.model.build import build_model
 
 SCRIPT = Path(__file__).with_name("attention.py")
 

@@ -15,7 +15,7 @@ from nmt.decoding.paths import Sampling, greedy_search, sample
 from nmt.decoding.search import Hypothesis, beam_search
 from nmt.decoding.translator import ModelRows, Translator
 from nmt.model.inference import int8_works, prepare
-from oracle import BOS, EOS, TableRows, Tables, ModelBatch, is_same, random_tables, run
+from oracle import BOS, EOS, ModelBatch, TableRows, Tables, is_same, random_tables, run
 from tiny import one_thread, random_bundle, sentences
 
 Figure = Callable[..., None]

@@ -1,6 +1,7 @@
 """Decoding step by step, as the search does, against decoding all at once."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nmt.model.kv_cache import DecoderState, LayerCache, Slots
+from nmt.model.recurrent import RecurrentState
 from nmt.model.transformer import Transformer
 from oracle import skip_reorder, take_a_slot_in_use
 
@@ -49,11 +51,14 @@ def cache_difference(make: Make, source: Source, cases: int, dtype: torch.dtype 
     return worst
 
 
-def test_steps_equal_the_full_decoder(figure: Callable[..., None], random_model: Make, random_source: Source) -> None:
-    worst = cache_difference(random_model, random_source, 300)
+@pytest.mark.parametrize(("name", "kind", "cases"), [("kv_cache", "transformer", 300), ("recurrent_state", "rnn", 20)])
+def test_steps_equal_the_full_decoder(
+    name: str, kind: str, cases: int, figure: Callable[..., None], random_model: Make, random_source: Source
+) -> None:
+    worst = cache_difference(partial(random_model, type=kind), random_source, cases)
     figure(
-        "kv_cache_max_difference",
-        f"{worst:.0e} over 300 cases",
+        f"{name}_max_difference",
+        f"{worst:.0e} over {cases} cases",
         "fp64 <= 1e-12, every step, prefixes reordered and sentences dropped",
         worst <= 1e-12,
     )
@@ -107,6 +112,29 @@ def test_the_cache_comparison_sees(
     breakage(monkeypatch)
     difference = cache_difference(random_model, random_source, 10)
     figure(f"kv_cache_{breakage.__name__}_difference", f"{difference:.1f}", "> 1e-2", difference > 1e-2)
+
+
+@pytest.mark.parametrize("forgotten", ["reorder", "keep_sentences"])
+def test_the_comparison_of_recurrent_states_sees(
+    forgotten: str,
+    figure: Callable[..., None],
+    random_model: Make,
+    random_source: Source,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A state of which the cells stay where they were."""
+    move = getattr(RecurrentState, forgotten)
+
+    def broken(self: RecurrentState, places: Tensor) -> None:
+        before = self.layers
+        move(self, places)
+        stayed = [tuple(each[: len(self.fed_BWD)] for each in state) for state in before]
+        if stayed[0][0].shape == self.layers[0][0].shape:
+            self.layers = stayed
+
+    monkeypatch.setattr(RecurrentState, forgotten, broken)
+    difference = cache_difference(partial(random_model, type="rnn"), random_source, 10)
+    figure(f"recurrent_state_{forgotten}_difference", f"{difference:.2f}", "> 1e-2", difference > 1e-2)
 
 
 def slots_after(steps: int) -> int:

@@ -6,36 +6,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from nmt.model.recurrent import Cell, EncoderLayer, RecurrentAttention, RecurrentModel
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from nmt.config import ModelConfig
 from nmt.model import recurrent
+from nmt.model.recurrent import Cell, EncoderLayer, RecurrentAttention, RecurrentModel
 
 VOCAB = 11
 ATTENTIONS = ("bahdanau", "luong_dot", "luong_general", "luong_concat")
+Make = Callable[..., RecurrentModel]
 Source = Callable[[np.random.Generator, int], tuple[Tensor, Tensor]]
-
-
-def random_recurrent(rng: np.random.Generator, **config: object) -> RecurrentModel:
-    drawn: dict[str, object] = {
-        "type": "rnn",
-        "cell": str(rng.choice(["lstm", "gru"])),
-        "attention": str(rng.choice(ATTENTIONS)),
-        "num_encoder_layers": int(rng.integers(1, 3)),
-        "num_decoder_layers": int(rng.integers(1, 3)),
-        "d_model": int(rng.choice([4, 8, 14])),
-        "tied_embeddings": str(rng.choice(["none", "decoder", "all"])),
-        "dropout": 0.0,
-        "embedding_dropout": 0.0,
-    }
-    model = RecurrentModel(ModelConfig(**drawn | config), VOCAB, VOCAB).double()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.copy_(torch.from_numpy(rng.normal(0, 0.4, parameter.shape)))
-    return model
 
 
 def torch_weights(cell: Cell, ending: str) -> dict[str, Tensor]:
@@ -100,12 +81,11 @@ def gradients(model: nn.Module, output: Tensor, incoming: Tensor) -> list[Tensor
     return list(torch.autograd.grad(output, list(model.parameters()), incoming, **optional))
 
 
-def recurrent_difference(source: Source, cases: int, **config: object) -> float:
+def recurrent_difference(make: Make, source: Source, cases: int, **config: object) -> float:
     """The largest difference of a real position's memory, of a logit, or of a parameter's gradient."""
     rng, worst = np.random.default_rng(1), 0.0
     for case in range(cases):
-        cell = ("lstm", "gru")[case % 2]
-        model = random_recurrent(rng, **{"cell": cell, **config})
+        model = make(rng, type="rnn", cell=("lstm", "gru")[case % 2], **config)
         (src, keep), tgt = source(rng, 2), torch.from_numpy(rng.integers(0, VOCAB, (2, int(rng.integers(2, 5)))))
         memory = encoded(model, src, keep)
         expected = torch.stack([decoded(model, tgt[b], memory[b][keep[b]]) for b in range(2)])
@@ -118,8 +98,10 @@ def recurrent_difference(source: Source, cases: int, **config: object) -> float:
 
 
 @pytest.mark.parametrize("kind", ATTENTIONS)
-def test_equals_torch_cells_and_scores_in_loops(kind: str, figure: Callable[..., None], random_source: Source) -> None:
-    worst = recurrent_difference(random_source, 4, attention=kind)
+def test_equals_torch_cells_and_scores_in_loops(
+    kind: str, figure: Callable[..., None], random_model: Make, random_source: Source
+) -> None:
+    worst = recurrent_difference(random_model, random_source, 4, attention=kind)
     figure(f"{kind}_max_difference", f"{worst:.0e} over 4 shapes", "fp64 <= 1e-10, with gradients", worst <= 1e-10)
 
 
@@ -157,9 +139,10 @@ def lose_a_tenth(patch: pytest.MonkeyPatch) -> None:
 def test_the_recurrent_comparison_sees(
     fault: Callable[[pytest.MonkeyPatch], None],
     figure: Callable[..., None],
+    random_model: Make,
     random_source: Source,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     fault(monkeypatch)
-    difference = recurrent_difference(random_source, 2, attention="luong_general")
+    difference = recurrent_difference(random_model, random_source, 2, attention="luong_general")
     figure(f"recurrent_{fault.__name__}_difference", f"{difference:.1e}", "> 1e-3", difference > 1e-3)
