@@ -50,7 +50,7 @@ COMPARED = (
     (BASE, "qk-norm"),
     ("bahdanau", "luong-dot", "luong-general", "luong-concat"),
 )
-UPDATES = 550
+UPDATES = 500
 FLOOR = 10.0  # BLEU
 
 
