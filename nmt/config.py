@@ -164,6 +164,13 @@ class TokenizerConfig(Section):
         return self
 
 
+_OF_TRANSFORMERS = {
+    "num_heads", "num_kv_heads", "qk_norm", "positions", "max_positions", "d_ff", "norm", "activation",
+    "activation_dropout",
+}  # fmt: skip
+_OF_RNNS = {"cell", "attention"}
+
+
 class ModelConfig(Section):
     """`[model]`: its kind and shape, and its dropout rates. docs/attention.md has the equations.
 
@@ -205,6 +212,14 @@ class ModelConfig(Section):
     def kv_heads(self) -> int:
         """Heads of keys and values."""
         return self.num_kv_heads or self.num_heads
+
+    def used(self) -> dict[str, object]:
+        """The keys that this type of model uses, with their values."""
+        unused = _OF_TRANSFORMERS if self.type == "rnn" else _OF_RNNS
+        keys = {key: value for key, value in self.model_dump().items() if key not in unused}
+        if self.positions != "learned":
+            keys.pop("max_positions", None)
+        return keys
 
     @model_validator(mode="after")
     def _heads_divide(self) -> Self:

@@ -36,7 +36,7 @@ def info(
         "vocabulary": {"source": config.src_vocab_size, "target": config.tgt_vocab_size},
         "trained on source pieces": config.max_length,
         "training lines of one sentence": config.one_sentence_share,
-        "model": config.model.model_dump(),
+        "model": {key: value for key, value in config.model.used().items() if value is not None},
         "tags": " ".join(config.tags) or "none",
         "decoding": config.decoding.model_dump(),
     }

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from nmt.bundle import Bundle, BundleConfig, read_tokenizer
-from nmt.config import Config
+from nmt.config import Config, ModelConfig
 from nmt.data.prepare import Prepared, prepare
 from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, StorageError
@@ -197,10 +197,26 @@ def _trainer(
         f"{bundle.config.tgt_vocab_size:,}, {how} on "
         + (f"{ranks.world} ranks of {device.type}" if ranks.world > 1 else str(device))
     )
+    for note in _notes(config, bundle):
+        log.say(note)
     trainer = Trainer(config, run, opened.prepared, bundle, log, stop, ranks)
     if checkpoint:
         trainer.resume(checkpoint, opened.changed)
     return trainer
+
+
+def _notes(config: Config, bundle: Bundle) -> Iterator[str]:
+    """What is to be known of the model before it is trained."""
+    model = config.model
+    defaults, used = ModelConfig(), model.used()
+    idle = [key for key, value in model.model_dump().items() if key not in used and value != getattr(defaults, key)]
+    if idle:
+        yield f'note: a model of type = "{model.type}" with these keys does not use {", ".join(idle)}'
+    if bundle.model.max_positions is not None:
+        yield (
+            f"positions: {bundle.model.max_positions:,} a side are learned; the longest source has "
+            f"{bundle.config.max_length:,} pieces, and no translation will have more than {bundle.model.max_positions:,}"
+        )
 
 
 def _set_up_cuda() -> None:
