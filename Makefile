@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-sampling bench-alignment bench-help gpu-check clean
+.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-sampling bench-attention bench-alignment bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -74,6 +74,12 @@ bench-alignment: setup # word alignments against eflomal, which it installs; tra
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py
+
+ROWS = all
+SEEDS = 1,2
+UPDATES = 500
+bench-attention: setup # every attention mechanism, two seeds each, resumable: an hour; ROWS=rope,shaw SEEDS=1 pick some
+	$(BIN)/python tests/bench/attention.py --rows $(ROWS) --seeds $(SEEDS) --updates $(UPDATES)
 
 gpu-check: setup       # on a GPU, 8 minutes: tests/gpu, speed against the GEMM peak, kernels that ran, a model's BLEU
 	$(BIN)/python tests/bench/gpu_check.py

@@ -1,6 +1,7 @@
 """Decoding step by step, as the search does, against decoding all at once."""
 
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import torch
 from torch import Tensor
 
 from nmt.model.kv_cache import DecoderState, LayerCache, Slots
+from nmt.model.recurrent import RecurrentState
 from nmt.model.transformer import Transformer
 from oracle import skip_reorder, take_a_slot_in_use
 
@@ -16,11 +18,13 @@ Source = Callable[[np.random.Generator, int], tuple[Tensor, Tensor]]
 
 
 @torch.no_grad()
-def cache_difference(make: Make, source: Source, cases: int, dtype: torch.dtype = torch.double) -> float:
+def cache_difference(
+    make: Make, source: Source, cases: int, dtype: torch.dtype = torch.double, longest: int = 130
+) -> float:
     """The largest difference of a stepwise logit from that of the full decoder on the prefix's own history.
 
     After every step prefixes are reordered, as many as before or others, and sentences leave. Every sixtieth case runs
-    over 130 positions, for which the buffers grow.
+    over the `longest` positions, for which buffers grow.
     """
     rng, worst = np.random.default_rng(1), 0.0
     for case in range(cases):
@@ -28,7 +32,7 @@ def cache_difference(make: Make, source: Source, cases: int, dtype: torch.dtype 
         src, keep = source(rng, batch)
         memory, state = model.encode(src, keep), model.prefill(src, keep, width)
         history_BWT = torch.empty(batch, 1, 0, dtype=torch.long)
-        for _ in range(130 if case % 60 == 0 else int(rng.integers(2, 9))):
+        for _ in range(longest if case % 60 == 0 else int(rng.integers(2, 9))):
             batch, prefixes, _ = history_BWT.shape
             newest_BW = torch.from_numpy(rng.integers(0, 11, (batch, prefixes)))
             history_BWT = torch.cat([history_BWT, newest_BW[..., None]], dim=2)
@@ -49,11 +53,22 @@ def cache_difference(make: Make, source: Source, cases: int, dtype: torch.dtype 
     return worst
 
 
-def test_steps_equal_the_full_decoder(figure: Callable[..., None], random_model: Make, random_source: Source) -> None:
-    worst = cache_difference(random_model, random_source, 300)
+@pytest.mark.parametrize(
+    ("name", "kind", "cases", "longest"), [("kv_cache", "transformer", 300, 130), ("recurrent_state", "rnn", 20, 9)]
+)
+def test_steps_equal_the_full_decoder(
+    name: str,
+    kind: str,
+    cases: int,
+    longest: int,
+    figure: Callable[..., None],
+    random_model: Make,
+    random_source: Source,
+) -> None:
+    worst = cache_difference(partial(random_model, type=kind), random_source, cases, longest=longest)
     figure(
-        "kv_cache_max_difference",
-        f"{worst:.0e} over 300 cases",
+        f"{name}_max_difference",
+        f"{worst:.0e} over {cases} cases",
         "fp64 <= 1e-12, every step, prefixes reordered and sentences dropped",
         worst <= 1e-12,
     )
@@ -107,6 +122,29 @@ def test_the_cache_comparison_sees(
     breakage(monkeypatch)
     difference = cache_difference(random_model, random_source, 10)
     figure(f"kv_cache_{breakage.__name__}_difference", f"{difference:.1f}", "> 1e-2", difference > 1e-2)
+
+
+@pytest.mark.parametrize("forgotten", ["reorder", "keep_sentences"])
+def test_the_comparison_of_recurrent_states_sees(
+    forgotten: str,
+    figure: Callable[..., None],
+    random_model: Make,
+    random_source: Source,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A state of which the cells stay where they were."""
+    move = getattr(RecurrentState, forgotten)
+
+    def broken(self: RecurrentState, places: Tensor) -> None:
+        before = self.layers
+        move(self, places)
+        stayed = [tuple(each[: len(self.fed_BWD)] for each in state) for state in before]
+        if stayed[0][0].shape == self.layers[0][0].shape:
+            self.layers = stayed
+
+    monkeypatch.setattr(RecurrentState, forgotten, broken)
+    difference = cache_difference(partial(random_model, type="rnn"), random_source, 10, longest=9)
+    figure(f"recurrent_state_{forgotten}_difference", f"{difference:.2f}", "> 1e-2", difference > 1e-2)
 
 
 def slots_after(steps: int) -> int:

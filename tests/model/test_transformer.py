@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 import pytest
@@ -154,9 +155,13 @@ def leaks(make: Make, source: Source, cases: int) -> tuple[int, int]:
     return early, deaf
 
 
-def test_no_logit_sees_later_targets(figure: Callable[..., None], random_model: Make, random_source: Source) -> None:
-    early, deaf = leaks(random_model, random_source, 100)
-    figure("causality_leaks", f"{early} of 100, {deaf} deaf to their own past", "0 of 100, 0", early == deaf == 0)
+@pytest.mark.parametrize(("kind", "cases"), [("transformer", 100), ("rnn", 10)])
+def test_no_logit_sees_later_targets(
+    kind: str, cases: int, figure: Callable[..., None], random_model: Make, random_source: Source
+) -> None:
+    early, deaf = leaks(partial(random_model, type=kind), random_source, cases)
+    shown = f"{early} of {cases}, {deaf} deaf to their own past"
+    figure(f"{kind}_causality_leaks", shown, f"0 of {cases}, 0", early == deaf == 0)
 
 
 def test_the_causality_check_sees_a_decoder_that_looks_ahead(
@@ -185,16 +190,20 @@ def padding_changes(make: Make, source: Source, cases: int, masked: bool = True)
     return changes
 
 
-def test_padding_changes_nothing(figure: Callable[..., None], random_model: Make, random_source: Source) -> None:
-    changes = padding_changes(random_model, random_source, 100)
-    figure("source_padding_changes", f"{changes} of 100", "0 of 100, poison 1e4", changes == 0)
-
-
-def test_the_padding_check_sees_a_lost_mask(
-    figure: Callable[..., None], random_model: Make, random_source: Source
+@pytest.mark.parametrize(("kind", "cases"), [("transformer", 100), ("rnn", 10)])
+def test_padding_changes_nothing(
+    kind: str, cases: int, figure: Callable[..., None], random_model: Make, random_source: Source
 ) -> None:
-    changes = padding_changes(random_model, random_source, 20, masked=False)
-    figure("source_padding_control_changes", f"{changes} of 20", ">= 15 without the mask", changes >= 15)
+    changes = padding_changes(partial(random_model, type=kind), random_source, cases)
+    figure(f"{kind}_padding_changes", f"{changes} of {cases}", f"0 of {cases}, poison 1e4", changes == 0)
+
+
+@pytest.mark.parametrize("kind", ["transformer", "rnn"])
+def test_the_padding_check_sees_a_lost_mask(
+    kind: str, figure: Callable[..., None], random_model: Make, random_source: Source
+) -> None:
+    changes = padding_changes(partial(random_model, type=kind), random_source, 20, masked=False)
+    figure(f"{kind}_padding_control_changes", f"{changes} of 20", ">= 15 without the mask", changes >= 15)
 
 
 def test_positions_equal_the_formula_at_any_length() -> None:
