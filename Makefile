@@ -70,7 +70,7 @@ bench-sampling: setup  # what subword sampling costs a core: one minute
 	$(BIN)/python tests/bench/sampling.py
 
 bench-alignment: setup # word alignments against eflomal, which it installs; trains three small models: 4 hours
-	$(BIN)/python tests/bench/alignment.py
+	$(BIN)/python tests/bench/alignments.py
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py

@@ -3,7 +3,6 @@
 Every output (picture, page, terminal, JSON) shows these maps.
 """
 
-import re
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from nmt.alignment.gold import parse_gold
 from nmt.alignment.words import merge_to_words
 from nmt.errors import ConfigError
 
@@ -24,7 +24,6 @@ _AXES = {"cross": ("target", "source"), "encoder": ("source", "source"), "decode
 _START = "<s>"
 _BREAKING = ("Cc", "Cs", "Zl", "Zp")  # categories that would break a line, an SVG or a terminal
 _BIDI_CONTROLS = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-_LINK = re.compile(r"([0-9]{1,6})([-p])([0-9]{1,6})")
 
 
 class Link(NamedTuple):
@@ -138,19 +137,18 @@ def with_gold(view: PairView, gold: str, *, tagged: bool) -> PairView:
                 f"--gold: the {side} has {words} white-space words, but the model was given {len(labels) - 1}: its "
                 f"tokenizer joins or parts some. Write the {side} as the model's training text is written."
             )
-    sure: dict[tuple[int, int], bool] = {}
-    for text in gold.split():
-        link = _LINK.fullmatch(text)
-        if link is None:
-            raise ConfigError(f'--gold: "{printable(text)}" is no link; write 0-0 (sure) or 0p0 (possible).')
-        column, row = int(link[1]), int(link[3])
-        if column >= len(maps.columns) - 1 - ahead or row >= len(maps.rows) - 1:
-            raise ConfigError(
-                f"--gold: {text} is out of range: the source has {len(maps.columns) - 1 - ahead} words and the target "
-                f"{len(maps.rows) - 1}, numbered from 0."
-            )
-        sure[row, column + ahead] = sure.get((row, column + ahead), False) or link[2] == "-"
-    links = tuple(Link(row, column, found) for (row, column), found in sorted(sure.items()))
+    try:
+        by_hand = parse_gold(gold)
+    except ValueError as error:
+        raise ConfigError(f"--gold: {error}.") from None
+    columns, rows = len(maps.columns) - 1 - ahead, len(maps.rows) - 1
+    outside = [f"{i}-{j}" for i, j in sorted(by_hand.possible) if i >= columns or j >= rows]
+    if outside:
+        raise ConfigError(
+            f"--gold: {outside[0]} is out of range: the source has {columns} words and the target {rows}, numbered "
+            f"from 0."
+        )
+    links = tuple(Link(j, i + ahead, (i, j) in by_hand.sure) for i, j in sorted(by_hand.possible))
     return replace(view, maps={**view.maps, "cross": replace(maps, links=links)})
 
 
