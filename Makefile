@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-sampling bench-help bench-attention gpu-check clean
+.PHONY: setup demo test test-slow test-faults test-text lint type bench-multi30k bench-wmt bench-safety bench-train bench-loader bench-translate bench-invariance bench-stream bench-sampling bench-attention bench-alignment bench-help gpu-check clean
 
 setup: .venv/installed
 .venv/installed: pyproject.toml constraints.txt
@@ -17,7 +17,8 @@ test: setup lint type  # what CI runs
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m 'not slow' --ignore tests/faults --numprocesses 2 --dist loadfile
 	$(BIN)/pytest -m 'not slow' $(FAULTS)
 
-test-slow: setup       # all tests, the slow ones too
+test-slow: setup       # all tests, the slow ones too; with Chromium installed, the attention page in a browser
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[browser]'
 	$(BIN)/pytest
 
 FAULTS := tests/faults --numprocesses 2 --dist loadfile  # each test uses one core
@@ -67,6 +68,9 @@ bench-stream: setup    # private memory while two million lines are translated: 
 
 bench-sampling: setup  # what subword sampling costs a core: one minute
 	$(BIN)/python tests/bench/sampling.py
+
+bench-alignment: setup # word alignments against eflomal, which it installs; trains three small models: 4 hours
+	$(BIN)/python tests/bench/alignment.py
 
 bench-help: setup      # the time of nmt --help
 	$(BIN)/python tests/bench/help_time.py

@@ -359,6 +359,12 @@ class DecodingConfig(Section):
     # Whether the sentences of a line are translated one by one; auto: if over 95 % of the training lines were one each.
     split_sentences: Literal["auto", "always", "never"] = "auto"
 
+    # Word alignments, and where --protect puts things: which cross-attention they are taken from.
+    align_layer: int = Field(default=0, ge=0, le=128)  # of the decoder, from 1; 0: the mean of the upper half
+    align_head: int = Field(default=0, ge=0, le=1024)  # from 1; 0: the mean of all
+    align_shift: bool = False  # when the token is read, instead of when it is predicted
+    align_threshold: float = Field(default=0.0, ge=0.0, le=1.0)  # a word's largest weight, below which it has no link
+
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
         if not self.sample and self.n_best > self.beam_size:

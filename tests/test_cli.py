@@ -36,17 +36,20 @@ OPTIONS = {
     "": "--version --debug",
     "train": "CONFIG --src --tgt --out --data --cache --set --seed --dry-run --allow-changed --offline --device "
     "--threads --quiet -q",
-    "translate": "-m --model -i --input -o --output --prefix --format --protect --line-buffered -b --beam-size "
-    "--n-best --length-penalty --length-penalty-type --coverage-penalty --max-length-ratio --max-length-extra "
-    "--max-length --min-length --min-length-ratio --no-repeat-ngram --repetition-penalty --sample --temperature "
-    "--top-k --top-p --seed --tag --split-sentences --precision --deterministic --num-workers --batch-rows "
-    "--device --threads --strict --quiet -q",
+    "translate": "-m --model -i --input -o --output --prefix --format --protect --alignments --line-buffered -b "
+    "--beam-size --n-best --length-penalty --length-penalty-type --coverage-penalty --max-length-ratio "
+    "--max-length-extra --max-length --min-length --min-length-ratio --no-repeat-ngram --repetition- "
+    "penalty --sample --temperature --top-k --top-p --seed --tag --split-sentences --align-layer "
+    "--align-head --align-shift --align-threshold --precision --deterministic --num-workers --batch- "
+    "rows --device --threads --strict --quiet -q",
     "score": "-m --model --src --tgt -o --output --format --length-penalty --length-penalty-type --repetition-penalty "
     "--tag --precision --deterministic --num-workers --batch-rows --device --threads --strict --quiet -q",
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
-    "--save-hyp --json -b --beam-size --length-penalty --tag --split-sentences --precision --deterministic "
+    "--align --tgt --reverse-model --choose --by-head --save-hyp --json -b --beam-size --length-penalty --tag "
+    "--split-sentences --align-layer --align-head --align-shift --align-threshold --precision --deterministic "
     "--num-workers --offline --device --threads --quiet -q",
-    "attn-plot": "-m --model --src -o --output --tgt --layer --head --pieces --device --quiet -q",
+    "attn-plot": "-m --model --src -o --output --tgt --attention --layer --head --grid --pieces --gold --json --device "
+    "--quiet -q",
     "tokenizer train": "FILES -o --output --vocab-size --type --lines --character-coverage --byte-fallback "
     "--normalization --user-symbol --seed --quiet -q",
     "tokenizer encode": "-m --model --side --ids",
@@ -56,6 +59,7 @@ OPTIONS = {
     "data check": "CONFIG --src --tgt --valid-src --valid-tgt --test-src --test-tgt --data --set --tokenizer --langid "
     "--json --html --write-bad --threads --quiet -q",
     "model info": "-m --model --json",
+    "model check": "CONFIG -m --model --src --tgt --set --length --batch --json --threads --quiet -q",
     "model import": "FOLDER --format --out --src-lang --tgt-lang --quiet -q",
     "model export": "MODEL --format --out --check --quiet -q",
 }
@@ -489,9 +493,56 @@ def test_attn_plot(run: Nmt, model: Path, tmp_path: Path) -> None:
     code, out, _ = run(*src, "-o", tmp_path / "a.svg", "--tgt", "der hund", "--layer", 2, "--head", 1, "--pieces")
     assert (code, out) == (0, "der hund\n") and (tmp_path / "a.svg").read_bytes().startswith(b"<?xml")
     refused(run(*src, "-o", tmp_path / "b.png", "--layer", 3), 2, "--layer 3: the model has 2")
-    refused(run(*src, "-o", tmp_path / "b.png", "--head", 3), 2, "--head 3: the model has 2")
+    refused(run(*src, "-o", tmp_path / "b.html", "--head", 3), 2, "--head 3: the model has 2")
     refused(run(*src, "-o", tmp_path / "b.png", "--layer", 0), 2, "--layer")
-    refused(run(*src, "-o", tmp_path / "b.gif"), 2, ".png, .svg or .pdf")
+    refused(run(*src, "-o", tmp_path / "b.gif"), 2, ".png, .svg or .pdf, or in .html")
+    refused(run(*src, "--grid"), 2, "--grid is for a picture")
+    refused(run(*src, "-m", model, "-o", tmp_path / "b.png"), 2, "one model")
+    refused(run(*src, "--gold", "0-0", "--pieces"), 2, "--pieces")
+    refused(run(*src, "--gold", "0-0", "--attention", "encoder"), 2, "--attention encoder")
+    refused(run(*src, "--tgt", "der hund", "--gold", "0-0 0-2"), 2, "0-2 is out of range", "3 words", "the target 2")
+    refused(run(*src, "-o", tmp_path / "none" / "b.html", "-q"), 4, "b.html")
+    refused(run(*src, "--json", tmp_path / "none" / "b.json", "-q"), 4, "b.json")
     refused(run("attn-plot", "-m", model, "--src", " \u200b", "-o", tmp_path / "b.png"), 3, "must not be blank")
     refused(run(*src, "--tgt", "", "-o", tmp_path / "b.png"), 3, "must not be blank")
     assert not list(tmp_path.glob("b.*"))
+
+
+def test_attn_plot_without_a_file_and_as_numbers_and_as_a_page(run: Nmt, model: Path, tmp_path: Path) -> None:
+    pair = ("attn-plot", "-m", model, "--src", "the small dog", "--tgt", "der hund klein", "--gold", "0-0 2p1")
+    code, out, err = run(*pair)
+    assert code == 0 and "no causal explanation" in err and "\x1b" not in out
+    text, title, head, *rows = out.splitlines()
+    assert text == "der hund klein" and "cross-attention" in title and "entropy" in title
+    assert head.split() == ["the", "small", "dog", "</s>"]
+    assert [row.split()[0] for row in rows[:4]] == ["der", "hund", "klein", "</s>"]
+    assert "[" in rows[0] and "(" in rows[1]
+
+    code, out, err = run(*pair, "--json", "-", "-q")
+    (seen,) = json.loads(out)["models"]
+    assert (
+        code == 0
+        and err == ""
+        and seen["target"] == text
+        and set(seen["attention"])
+        == {
+            "cross",
+            "encoder",
+            "decoder",
+        }
+    )
+    cross = seen["attention"]["cross"]
+    assert (cross["layers"], cross["heads"], len(cross["weights"]), len(cross["weights"][0])) == (2, 2, 2, 2)
+    assert cross["gold"] == [{"row": 0, "column": 0, "sure": True}, {"row": 1, "column": 2, "sure": False}]
+    assert {round(sum(row), 6) for layer in cross["weights"] for head in layer for row in head} == {1.0}
+    assert run(*pair, "--json", tmp_path / "a.json", "-q") == (0, f"{text}\n", "")
+    assert json.loads((tmp_path / "a.json").read_text("utf-8")) == json.loads(out)
+
+    two = ("attn-plot", "-m", model, "-m", model, "--src", "the small dog", "-q", "-o", tmp_path / "a.html")
+    code, out, err = run(*two, "--attention", "decoder")
+    assert (code, err) == (0, "") and out == 2 * run("translate", "-m", model, stdin=b"the small dog\n")[1]
+    assert (tmp_path / "a.html").read_text("utf-8").startswith("<!doctype html>")
+    grid = ("attn-plot", "-m", model, "--src", "the small dog", "-o", tmp_path / "g.svg", "--grid", "-q")
+    assert run(*grid, "--attention", "decoder")[0] == 0
+    drawn = (tmp_path / "g.svg").read_text("utf-8")
+    assert all(f"<!-- L{layer} H{head} · " in drawn for layer in (1, 2) for head in (1, 2))

@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parent.parent / "nmt"
 # Imports run downward only; a room may import itself, and the rooms of the ground floor may import one another.
 FLOORS = [
     {"cli"},
+    {"diagnosis"},
     {"training"},
     {"decoding", "evaluation", "alignment", "interop"},
     {"bundle"},

@@ -1,1 +1,1 @@
-"""Attention weights as word alignments: merging pieces into words, drawing the map."""
+"""Attention weights as word alignments: maps and links of words, how good these are, drawing the map."""

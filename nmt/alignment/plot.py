@@ -1,26 +1,34 @@
-"""Draw an attention map as PNG, SVG or PDF, without a display and without touching matplotlib's settings."""
+"""Draw attention maps as PNG, SVG or PDF, without a display and without touching matplotlib's settings.
+
+matplotlib (from 3.11 on) shapes letters and orders right-to-left text itself, so that labels go to it as they are.
+"""
 
 import io
+import textwrap
 import unicodedata
 import warnings
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from nmt.alignment.view import Link, darkest, printable
 from nmt.errors import ConfigError, DataError
 from nmt.storage.atomic import replace_file
 
 FORMATS = ("png", "svg", "pdf")
-MAX_SIDE_IN = 30.0  # of the map alone; 300 labels then still have 0.1 inch each
+MAX_SIDE_IN = 30.0  # of all maps together; 300 labels then still have 0.1 inch each
 CELL_IN = 0.36
+GRID_CELL_IN = 0.16  # where several maps share a picture
+GAP_IN = 0.35  # between those, with room for a caption
 MIN_LABEL_IN = 0.09  # closer labels would be too small to read, so that only every k-th is shown
 MAX_LABEL_CHARS = 40
 MAX_TITLE_CHARS = 120
 DPI = 150
+_GOLD, _HIDDEN = "#d95f02", "#dcdcdc"
 
 
 class _Side(NamedTuple):
@@ -31,6 +39,14 @@ class _Side(NamedTuple):
     step: int
 
 
+class _Labels(NamedTuple):
+    """What is written along an axis."""
+
+    name: str
+    texts: list[str]
+    side: _Side
+
+
 def plot_attention(
     weights: NDArray[np.floating[Any]],
     src_labels: Sequence[str],
@@ -38,6 +54,11 @@ def plot_attention(
     path: Path,
     *,
     title: str = "",
+    axes: tuple[str, str] = ("target", "source"),
+    seen: NDArray[np.bool_] | None = None,
+    links: Sequence[Link] = (),
+    captions: Sequence[Sequence[str]] = (),
+    foot: str = "",
 ) -> list[str]:
     """Draw `weights`, one row a target label and one column a source label, into `path`.
 
@@ -45,6 +66,13 @@ def plot_attention(
     The file appears whole or not at all, and the same input gives the same bytes. Returns warnings: labels
     shortened or left out, characters that no installed font has.
 
+    Args:
+        weights: one map (rows, columns), or a grid of maps (layers, heads, rows, columns).
+        axes: what rows are, and columns.
+        seen: (rows, columns); cells where it is False are grey.
+        links: cells with an outline, a dashed one if not sure.
+        captions: of each map in a grid.
+        foot: a text below.
     Raises ConfigError for another suffix, DataError for an empty map, one that does not fit its labels or
     holds NaN or infinity, StorageError where the file cannot be written.
     """
@@ -53,29 +81,38 @@ def plot_attention(
     if file_format not in FORMATS:
         raise ConfigError(f'Cannot draw into "{path}": the name must end in .png, .svg or .pdf.')
     _check(weights, src_labels, tgt_labels)
+    grid = weights.reshape(-1, *weights.shape[-3:]) if weights.ndim > 2 else weights[None, None]
     notes: list[str] = []
     src = _shorten(src_labels, MAX_LABEL_CHARS, "source labels", notes)
     tgt = _shorten(tgt_labels, MAX_LABEL_CHARS, "target labels", notes)
     (head,) = _shorten([title], MAX_TITLE_CHARS, "title", notes)
 
-    import matplotlib
-    from matplotlib.figure import Figure
+    with _default_settings() as settings:
+        settings["font.family"] = _choose_fonts("".join([*src, *tgt, *axes, head, foot]), notes)
+        columns = _Labels(axes[1], src, _side(len(src), axes[1], notes, grid.shape[1]))
+        rows = _Labels(axes[0], tgt, _side(len(tgt), axes[0], notes, grid.shape[0]))
+        hidden = np.zeros(grid.shape[-2:], dtype=bool) if seen is None else ~seen
+        figure = _draw(np.ma.array(grid, mask=np.broadcast_to(hidden, grid.shape)), columns, rows, links, captions)
+        if head:
+            figure.axes[0].set_title(head, loc="left", fontsize=11, parse_math=False)
+        below = figure.axes[grid.shape[1] * (grid.shape[0] - 1)]
+        _below(below, "\n".join(textwrap.wrap(foot, 75)), 24 if captions else 8, 7)
+        _save(figure, path, file_format)
+    return notes
 
-    # The default settings, so that a user's matplotlibrc (usetex!) changes nothing; rc_context puts it back.
+
+@contextmanager
+def _default_settings() -> Iterator[dict[str, Any]]:
+    """matplotlib's defaults, so that a user's matplotlibrc (usetex!) changes nothing; afterwards all is put back."""
+    import matplotlib
+
     with matplotlib.rc_context(), warnings.catch_warnings():
         matplotlib.rcdefaults()
         # A fixed salt gives the SVG ids that do not change from run to run.
         matplotlib.rcParams["svg.hashsalt"] = "nmt"
-        matplotlib.rcParams["font.family"] = _choose_fonts("".join([*src, *tgt, head]), notes)
         # Said once by _choose_fonts, for all characters.
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        # The figure is just the map. Labels, title and colour bar stand outside it and bbox_inches="tight"
-        # makes room for them, so that long labels never squeeze the cells.
-        columns, rows = _side(len(src), "source", notes), _side(len(tgt), "target", notes)
-        figure = Figure(figsize=(columns.inches, rows.inches), dpi=DPI)
-        _draw(figure, weights, src, tgt, columns, rows, head)
-        _save(figure, path, file_format)
-    return notes
+        yield matplotlib.rcParams
 
 
 def _check(weights: NDArray[Any], src_labels: Sequence[str], tgt_labels: Sequence[str]) -> None:
@@ -85,7 +122,7 @@ def _check(weights: NDArray[Any], src_labels: Sequence[str], tgt_labels: Sequenc
             f"There is no attention map to draw: {len(src_labels)} source, {len(tgt_labels)} target labels. "
             "Give a sentence pair in which neither side is blank."
         )
-    if weights.shape != (len(tgt_labels), len(src_labels)):
+    if weights.shape[-2:] != (len(tgt_labels), len(src_labels)):
         raise DataError(
             f"The attention map has shape {weights.shape}, but there are {len(tgt_labels)} target and "
             f"{len(src_labels)} source labels. Pass the weights and the labels of the same sentence pair."
@@ -96,19 +133,17 @@ def _check(weights: NDArray[Any], src_labels: Sequence[str], tgt_labels: Sequenc
 
 def _shorten(labels: Sequence[str], limit: int, what: str, notes: list[str]) -> list[str]:
     """Replace characters that would break the line or the SVG, and cut after `limit` characters."""
-    bad = ("Cc", "Cs", "Zl", "Zp")
-    clean = [
-        "".join("�" if unicodedata.category(c) in bad or c in "\ufffe\uffff" else c for c in label) for label in labels
-    ]
+    clean = [printable(label) for label in labels]
     cut = sum(len(label) > limit for label in clean)
     if cut:
         notes.append(f"{cut} {what} cut to {limit} characters")
     return [label if len(label) <= limit else label[: limit - 1] + "…" for label in clean]
 
 
-def _side(count: int, what: str, notes: list[str]) -> _Side:
+def _side(count: int, what: str, notes: list[str], maps: int) -> _Side:
     """Lay out an axis: at first the cells shrink, then the letters with them, then labels are left out."""
-    inches = min(max(count * CELL_IN, 1.0), MAX_SIDE_IN)
+    wanted, least = (CELL_IN, 1.0) if maps == 1 else (GRID_CELL_IN, 1.3)
+    inches = min(max(count * wanted, least), MAX_SIDE_IN / maps)
     cell = inches / count
     step = int(np.ceil(MIN_LABEL_IN / cell))
     if step > 1:
@@ -117,44 +152,91 @@ def _side(count: int, what: str, notes: list[str]) -> _Side:
 
 
 def _draw(
-    figure: Any,
-    weights: NDArray[Any],
-    src: list[str],
-    tgt: list[str],
-    columns: _Side,
-    rows: _Side,
-    title: str,
-) -> None:
-    axes = figure.add_axes((0, 0, 1, 1))
-    peak = float(weights.max())
-    # Maps with a clear peak share one scale, so that they compare; a faint one is scaled to its own peak.
-    top = 1.0 if 0.5 <= peak <= 1.001 or peak <= 0 else peak
-    image = axes.imshow(weights, cmap="Blues", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+    grid: Any,
+    columns: _Labels,
+    rows: _Labels,
+    links: Sequence[Link],
+    captions: Sequence[Sequence[str]],
+) -> Any:
+    """The figure is just the maps. Labels, title and colour bar stand outside it and bbox_inches="tight" makes room
+    for them, so that long labels never squeeze the cells."""
+    from matplotlib.figure import Figure
 
-    axes.xaxis.tick_top()
-    axes.xaxis.set_label_position("top")
-    axes.set_xlabel("source")
-    axes.set_ylabel("target")
-    slanted = columns.inches / len(src) >= CELL_IN / 2
-    axes.set_xticks(
-        range(0, len(src), columns.step),
-        src[:: columns.step],
-        fontsize=columns.font_pt,
-        rotation=45 if slanted else 90,
-        rotation_mode="anchor",
-        ha="left",
-        va="baseline" if slanted else "center",
-        parse_math=False,
-    )
-    axes.set_yticks(range(0, len(tgt), rows.step), tgt[:: rows.step], fontsize=rows.font_pt, parse_math=False)
-    if title:
-        axes.set_title(title, loc="left", fontsize=11, parse_math=False)
+    layers, heads = grid.shape[:2]
+    width = heads * (columns.side.inches + GAP_IN) - GAP_IN
+    height = layers * (rows.side.inches + GAP_IN) - GAP_IN
+    figure = Figure(figsize=(width, height), dpi=DPI)
+    top = darkest(grid)
+    for layer, head in np.ndindex(layers, heads):
+        left = head * (columns.side.inches + GAP_IN)
+        bottom = height - rows.side.inches - layer * (rows.side.inches + GAP_IN)
+        axes = figure.add_axes(
+            (left / width, bottom / height, columns.side.inches / width, rows.side.inches / height),
+            facecolor=_HIDDEN,
+        )
+        image = axes.imshow(grid[layer, head], cmap="Blues", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
+        _outline(axes, links, columns.side.inches / len(columns.texts))
+        _label(axes, columns if layer == 0 else None, rows if head == 0 else None)
+        if captions:
+            _below(axes, captions[layer][head], 4, 8, centred=True)
 
-    bar_in = min(rows.inches, 4.0)
-    bar = figure.add_axes(
-        (1 + 0.2 / columns.inches, 1 - bar_in / rows.inches, 0.15 / columns.inches, bar_in / rows.inches)
-    )
+    bar_in = min(height, 4.0)
+    bar = figure.add_axes((1 + 0.2 / width, 1 - bar_in / height, 0.15 / width, bar_in / height))
     figure.colorbar(image, cax=bar)
+    return figure
+
+
+def _outline(axes: Any, links: Sequence[Link], cell_in: float) -> None:
+    from matplotlib.patches import Rectangle
+
+    for row, column, sure in links:
+        style, line_pt = "solid" if sure else (0, (2, 1.5)), min(2.0, 6 * cell_in)
+        axes.add_patch(
+            Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=_GOLD, linestyle=style, linewidth=line_pt)
+        )
+
+
+def _label(axes: Any, columns: _Labels | None, rows: _Labels | None) -> None:
+    """Labels on top and on the left; None: they stand on another map of the grid."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    if columns is not None:
+        side = columns.side
+        slanted = side.inches / len(columns.texts) >= CELL_IN / 2
+        axes.xaxis.tick_top()
+        axes.xaxis.set_label_position("top")
+        axes.set_xlabel(columns.name)
+        axes.set_xticks(
+            range(0, len(columns.texts), side.step),
+            columns.texts[:: side.step],
+            fontsize=side.font_pt,
+            rotation=45 if slanted else 90,
+            rotation_mode="anchor",
+            ha="left",
+            va="baseline" if slanted else "center",
+            parse_math=False,
+        )
+    if rows is not None:
+        side = rows.side
+        axes.set_ylabel(rows.name)
+        axes.set_yticks(
+            range(0, len(rows.texts), side.step), rows.texts[:: side.step], fontsize=side.font_pt, parse_math=False
+        )
+
+
+def _below(axes: Any, text: str, points: int, font_pt: int, *, centred: bool = False) -> None:
+    """Write under a map, `points` off its lower edge."""
+    axes.annotate(
+        text,
+        (0.5 if centred else 0, 0),
+        (0, -points),
+        xycoords="axes fraction",
+        textcoords="offset points",
+        ha="center" if centred else "left",
+        va="top",
+        fontsize=font_pt,
+        color="#444444",
+    )
 
 
 def _choose_fonts(text: str, notes: list[str]) -> list[str]:

@@ -32,28 +32,30 @@ def word_spans(pieces: Sequence[str]) -> list[tuple[int, int]]:
 def merge_to_words(
     weights: NDArray[np.floating[Any]], src_pieces: Sequence[str], tgt_pieces: Sequence[str]
 ) -> tuple[NDArray[np.float64], list[str], list[str]]:
-    """Merge a (target pieces, source pieces) map into (target words, source words).
+    """Merge maps (..., target pieces, source pieces) into (..., target words, source words).
 
     A word's target pieces are averaged and its source pieces summed, so that rows which sum to 1 still do.
-    Returns the map, the source words and the target words: byte pieces decoded (invalid ones and control
+    Returns the maps, the source words and the target words: byte pieces decoded (invalid ones and control
     characters are "�"), a word of nothing but white space shown as "▁".
 
-    Raises DataError where the shape of `weights` is not (len(tgt_pieces), len(src_pieces)).
+    Raises DataError where the shape of `weights` does not end in (len(tgt_pieces), len(src_pieces)).
     """
-    if weights.shape != (len(tgt_pieces), len(src_pieces)):
+    if weights.shape[-2:] != (len(tgt_pieces), len(src_pieces)):
         raise DataError(
             f"The attention map has shape {weights.shape}, but there are {len(tgt_pieces)} target and "
             f"{len(src_pieces)} source pieces. Pass the weights and the pieces of the same sentence pair."
         )
     src_spans, tgt_spans = word_spans(src_pieces), word_spans(tgt_pieces)
-    merged = np.zeros((len(tgt_spans), len(src_spans)))
-    for row, (t0, t1) in enumerate(tgt_spans):
-        mean = weights[t0:t1].mean(axis=0, dtype=np.float64)
-        for column, (s0, s1) in enumerate(src_spans):
-            merged[row, column] = mean[s0:s1].sum()
+    summed = np.add.reduceat(weights, _starts(src_spans), axis=-1, dtype=np.float64)
+    lengths = np.array([[end - start] for start, end in tgt_spans], dtype=np.float64).reshape(-1, 1)
+    merged = np.add.reduceat(summed, _starts(tgt_spans), axis=-2) / lengths
     src_words = [_label(src_pieces[a:b]) for a, b in src_spans]
     tgt_words = [_label(tgt_pieces[a:b]) for a, b in tgt_spans]
     return merged, src_words, tgt_words
+
+
+def _starts(spans: Sequence[tuple[int, int]]) -> NDArray[np.intp]:
+    return np.array([start for start, _ in spans], dtype=np.intp)
 
 
 def _is_special(piece: str) -> bool:

@@ -1,71 +1,215 @@
 """`nmt attn-plot`."""
 
 import os
+import shutil
 import sys
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.cli.options import Device, Model, Quiet
-from nmt.cli.streams import say
+from nmt.cli.options import Device, Quiet
+from nmt.cli.streams import say, to_json
 from nmt.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from nmt.alignment.view import Choice, Maps, PairView
+
+_PAGE, _PICTURES = ".html", (".png", ".svg", ".pdf")
+_JSON_VERSION = 1
+
+
+class Attention(StrEnum):
+    """Whose attention is shown."""
+
+    cross = "cross"
+    encoder = "encoder"
+    decoder = "decoder"
 
 
 def attn_plot(
-    model: Model,
+    model: Annotated[
+        list[Path], typer.Option("-m", "--model", help="Bundle or run folder. Several stand side by side in a page.")
+    ],
     src: Annotated[str, typer.Option(help="The source sentence.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Picture: .png, .svg or .pdf.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", help="Picture, .png, .svg or .pdf, or interactive page, .html. [the terminal]"),
+    ] = None,
     tgt: Annotated[str | None, typer.Option(help="Its translation. [the model's own]")] = None,
-    layer: Annotated[int | None, typer.Option(min=1, help="Decoder layer, from 1. [mean of all]")] = None,
+    attention: Annotated[
+        Attention, typer.Option(help="Target over source, source over itself, or target over what stands before.")
+    ] = Attention.cross,
+    layer: Annotated[int | None, typer.Option(min=1, help="Layer, from 1. [mean of all]")] = None,
     head: Annotated[int | None, typer.Option(min=1, help="Head, from 1. [mean of all]")] = None,
+    grid: Annotated[bool, typer.Option("--grid", help="Every layer and head, side by side in one picture.")] = False,
     pieces: Annotated[bool, typer.Option("--pieces", help="Label pieces instead of words.")] = False,
+    gold: Annotated[
+        str | None,
+        typer.Option(help='Outline these links: "0-0 1p2", source word - (sure) or p (possible) target word, from 0.'),
+    ] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Write all numbers there; -: on stdout.")] = None,
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Draw what each target word looked at in the source: cross-attention of one sentence pair."""
+    """Draw what each target word looked at in the source: attention of one sentence pair."""
+    from nmt.alignment.view import CAUTION, Choice
+
+    suffix = None if output is None else output.suffix.lower()
+    _check_together(suffix, output, len(model), attention, grid, pieces, gold)
+    src, tgt = _text(src), None if tgt is None else _text(tgt)
+    if not src or tgt == "":
+        raise DataError("--src and --tgt must not be blank: there is nothing to draw.")
+    views = [_look(path, src, tgt, device, pieces, gold) for path in model]
+    choice = Choice(layer, head)
+    chosen = [_kind(view, attention) for view in views]
+    for maps in chosen:
+        choice.of(maps)  # refuses a layer that is not there, before anything is written
+    if output is not None and suffix == _PAGE:
+        from nmt.alignment.page import write_page
+
+        write_page(views, output, attention.value, choice)
+    elif output is not None:
+        for warning in _picture(chosen[0], output, attention, choice, grid):
+            if not quiet:
+                say(f"warning: {warning}")
+    if not quiet:
+        say(f"note: {CAUTION}")
+    _print(views, chosen, attention, choice, output, json_file)
+
+
+def _check_together(
+    suffix: str | None,
+    output: Path | None,
+    models: int,
+    attention: Attention,
+    grid: bool,
+    pieces: bool,
+    gold: str | None,
+) -> None:
+    """Refuse, before a model is loaded, what does not go together."""
+    if suffix is not None and suffix not in (*_PICTURES, _PAGE):
+        raise ConfigError(f'Cannot draw into "{output}": the name must end in .png, .svg or .pdf, or in .html.')
+    if grid and suffix not in _PICTURES:
+        raise ConfigError("--grid is for a picture: give -o FILE.png, .svg or .pdf. A page has all heads anyway.")
+    if models > 1 and suffix in _PICTURES:
+        raise ConfigError("A picture shows one model; -o FILE.html shows several side by side.")
+    if gold is not None and pieces:
+        raise ConfigError("--gold links words: leave --pieces out.")
+    if gold is not None and attention is not Attention.cross and suffix != _PAGE:
+        raise ConfigError(f"--gold links source and target: --attention {attention.value} has no place for them.")
+
+
+def _look(path: Path, src: str, tgt: str | None, device: str, pieces: bool, gold: str | None) -> "PairView":
+    """The pair as this model saw it: one forced pass, of its own translation if there is no other."""
     from nmt.alignment.maps import pair_maps
-    from nmt.alignment.plot import plot_attention
-    from nmt.alignment.words import merge_to_words
+    from nmt.alignment.view import PairView, shown_maps, with_gold
     from nmt.decoding.translator import Translator
     from nmt.text.lines import clean
 
-    src, tgt = clean(_text(src)), None if tgt is None else clean(_text(tgt))
-    if not src or tgt == "":
-        raise DataError("--src and --tgt must not be blank: there is nothing to draw.")
-    translator = Translator(model, device=device)
+    translator = Translator(path, device=device)
     bundle = translator.bundle
     src_ids = translator.encode([src])[0]
     if tgt is None:
         tgt_ids = [*translator.search([src_ids])[0][0].ids, bundle.tokenizer.special.eos]
     else:
         tgt_ids = bundle.tokenizer.encode_tgt([tgt])[0]
-    maps = pair_maps(bundle, src_ids, tgt_ids).cross
-    layers = _pick("--layer", layer, maps.shape[0])
-    heads = _pick("--head", head, maps.shape[1])
-    weights = maps[layers, heads].mean(axis=(0, 1))
-    src_labels, tgt_labels = bundle.tokenizer.src_pieces(src_ids), bundle.tokenizer.tgt_pieces(tgt_ids)
-    if not pieces:
-        weights, src_labels, tgt_labels = merge_to_words(weights, src_labels, tgt_labels)
-    title = "attention of " + ", ".join(
-        f"{name} {number}" if number else f"all {count} {name}s (mean)"
-        for name, number, count in (("layer", layer, maps.shape[0]), ("head", head, maps.shape[1]))
+    src_pieces, tgt_pieces = bundle.tokenizer.src_pieces(src_ids), bundle.tokenizer.tgt_pieces(tgt_ids)
+    maps = shown_maps(pair_maps(bundle, src_ids, tgt_ids), src_pieces, tgt_pieces, pieces=pieces)
+    view = PairView(str(path), src, clean(bundle.tokenizer.decode(tgt_ids)), maps)
+    return view if gold is None else with_gold(view, gold, tagged=bool(translator.decoding.tag))
+
+
+def _kind(view: "PairView", attention: Attention) -> "Maps":
+    if attention.value not in view.maps:
+        raise ConfigError(
+            f"--attention {attention.value}: {view.model} has no such attention, only {', '.join(view.maps)}: "
+            f"a recurrent model has no self-attention."
+        )
+    return view.maps[attention.value]
+
+
+def _picture(maps: "Maps", output: Path, attention: Attention, choice: "Choice", grid: bool) -> list[str]:
+    from nmt.alignment.plot import plot_attention
+    from nmt.alignment.view import entropy_bits
+
+    weights = choice.of(maps)
+    captions: list[list[str]] = []
+    if grid:
+        first = (choice.layer or 1, choice.head or 1)
+        captions = [
+            [f"L{first[0] + layer} H{first[1] + head} · {bits:.2f} bits" for head, bits in enumerate(row)]
+            for layer, row in enumerate(entropy_bits(weights))
+        ]
+    return plot_attention(
+        weights if grid else weights.mean((0, 1)),
+        maps.columns,
+        maps.rows,
+        output,
+        title=_title(maps, attention, choice, grid),
+        axes=maps.axes,
+        seen=maps.seen,
+        links=maps.links,
+        captions=captions,
+        foot=_foot(maps),
     )
-    for warning in plot_attention(weights, src_labels, tgt_labels, output, title=title):
-        if not quiet:
-            say(f"warning: {warning}")
-    sys.stdout.buffer.write(f"{clean(bundle.tokenizer.decode(tgt_ids))}\n".encode())
+
+
+def _foot(maps: "Maps") -> str:
+    from nmt.alignment.view import CAUTION
+
+    hidden = "" if maps.seen.all() else " Grey: later words, hidden from the model."
+    return CAUTION + hidden + (" Outlined: gold links, dashed: possible ones." if maps.links else "")
+
+
+def _title(maps: "Maps", attention: Attention, choice: "Choice", grid: bool = False) -> str:
+    from nmt.alignment.view import NAMES, entropy_bits
+
+    if grid:
+        return f"{NAMES[attention.value]}: layers and heads, entropy of each"
+    entropy = entropy_bits(choice.of(maps).mean((0, 1)))
+    return f"{NAMES[attention.value]}, {choice.names(maps)}, entropy {entropy:.2f} bits"
+
+
+def _print(
+    views: list["PairView"],
+    chosen: list["Maps"],
+    attention: Attention,
+    choice: "Choice",
+    output: Path | None,
+    json_file: Path | None,
+) -> None:
+    """Numbers if they go to stdout; else the translations; or the maps, if no file was named."""
+    from nmt.alignment.terminal import as_text
+    from nmt.alignment.view import as_record
+    from nmt.storage.atomic import replace_file
+
+    text = "".join(f"{view.target}\n" for view in views)
+    if json_file is not None:
+        record = to_json({"format_version": _JSON_VERSION, "models": [as_record(view) for view in views]}) + "\n"
+        if str(json_file) == "-":
+            text = record
+        else:
+            replace_file(json_file, record.encode())
+    elif output is None:
+        colour, columns = sys.stdout.isatty(), shutil.get_terminal_size().columns
+        text = "\n".join(
+            f"{view.target}\n"
+            + as_text(
+                maps,
+                choice.of(maps).mean((0, 1)),
+                _title(maps, attention, choice),
+                width=columns,
+                colour=colour,
+            )
+            for view, maps in zip(views, chosen, strict=True)
+        )
+    sys.stdout.buffer.write(text.encode())
 
 
 def _text(argument: str) -> str:
-    """An argument as UTF-8 whatever the locale, as lines of a file are read."""
-    return os.fsencode(argument).decode("utf-8", errors="replace")
+    """An argument as clean UTF-8 whatever the locale, as lines of a file are read."""
+    from nmt.text.lines import clean
 
-
-def _pick(option: str, number: int | None, count: int) -> slice:
-    """The slice of one layer or head, or of all."""
-    if number is None:
-        return slice(None)
-    if number > count:
-        raise ConfigError(f"{option} {number}: the model has {count}, numbered from 1.")
-    return slice(number - 1, number)
+    return clean(os.fsencode(argument).decode("utf-8", errors="replace"))

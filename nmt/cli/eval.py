@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from nmt.cli import options
+from nmt.cli.eval_alignments import ChooseBy, Request, evaluate_alignments
 from nmt.cli.streams import say
 from nmt.errors import ConfigError
 from nmt.text.lines import LineNotes, read_file
@@ -25,12 +26,28 @@ def evaluate(
     tokenize: Annotated[str | None, typer.Option(help="sacreBLEU's tokenizer. [by language]")] = None,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     tgt_lang: Annotated[str | None, typer.Option(help="Language of --hyp; chooses the tokenizer.")] = None,
+    align: Annotated[
+        Path | None, typer.Option(help='Word alignments by hand ("i-j" sure, "ipj" possible): compare links instead.')
+    ] = None,
+    tgt: Annotated[Path | None, typer.Option(help="With --align: the target text that is aligned with --src.")] = None,
+    reverse_model: Annotated[
+        Path | None, typer.Option(help="With --align: a model of the way back; both directions are joined.")
+    ] = None,
+    choose: Annotated[
+        ChooseBy | None,
+        typer.Option(help="Layer and head by the first half of --align (the other is scored), or by both models."),
+    ] = None,
+    by_head: Annotated[bool, typer.Option("--by-head", help="With --align: show every layer and head.")] = False,
     save_hyp: Annotated[Path | None, typer.Option(help="Write the translations there.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Scores as one JSON object.")] = False,
     beam_size: options.BeamSize = None,
     length_penalty: options.LengthPenalty = None,
     tag: options.SourceTag = None,
     split_sentences: options.SplitSentences = None,
+    align_layer: options.AlignLayer = None,
+    align_head: options.AlignHead = None,
+    align_shift: options.AlignShift = None,
+    align_threshold: options.AlignThreshold = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
@@ -39,7 +56,19 @@ def evaluate(
     threads: options.Threads = 0,
     quiet: options.Quiet = False,
 ) -> None:
-    """Score translations against raw references: BLEU, chrF and TER with sacreBLEU's signature."""
+    """Score translations against raw references: BLEU, chrF and TER with sacreBLEU's signature.
+
+    With --align word alignments are scored: those of --src and --tgt by a model, or those in --hyp, against links made
+    by hand: alignment error rate, precision and recall, in percent. With --reverse-model each direction is, and what
+    they give together (intersection, union, grow-diag, grow-diag-final, grow-diag-final-and).
+    """
+    if align is not None:
+        _refuse_beside_align(model, hyp, ref or test_set or langpair or save_hyp)
+        request = Request(align, src, tgt, hyp, reverse_model, by_head, choose)
+        evaluate_alignments(context, request, partial(_read, quiet=quiet), as_json=json_, quiet=quiet)
+        return
+    if tgt or reverse_model or choose or by_head:
+        raise ConfigError("--tgt, --reverse-model, --choose and --by-head go with --align GOLD.")
     from nmt.data.sources import go_offline
     from nmt.evaluation.metrics import METRICS, score, warn_if_tokenised
     from nmt.storage.atomic import replace_file
@@ -77,6 +106,14 @@ def evaluate(
         return
     for s in scores:
         typer.echo(f"{s.name} {s.value:.2f} {s.detail}".rstrip() + f"  {s.signature}")
+
+
+def _refuse_beside_align(model: list[Path] | None, hyp: Path | None, others: object) -> None:
+    """Raises: ConfigError."""
+    if (not model) == (hyp is None):
+        raise ConfigError("With --align GOLD give either -m MODEL with --src FILE and --tgt FILE, or --hyp LINKS.")
+    if others:
+        raise ConfigError("--align GOLD scores word alignments: leave out --ref, -t, -l and --save-hyp.")
 
 
 def _texts(

@@ -1,4 +1,4 @@
-"""`nmt model info|import|export`."""
+"""`nmt model info|check|import|export`."""
 
 import json
 import sys
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from nmt.cli.options import HELP_OPTIONS, Model, Quiet
+from nmt.cli.options import HELP_OPTIONS, Model, Quiet, Threads, use_threads
 from nmt.cli.streams import say
-from nmt.errors import ConfigError, DataError
+from nmt.errors import BundleError, ConfigError, DataError
 
 if TYPE_CHECKING:
     from nmt.bundle import Bundle
@@ -46,6 +46,68 @@ def info(
     for name, value in facts.items():
         shown = ", ".join(f"{k} {v}" for k, v in value.items()) if isinstance(value, dict) else f"{value}"
         typer.echo(f"{name}: {shown}")
+
+
+@app.command()
+def check(
+    config: Annotated[Path | None, typer.Argument(help="A TOML recipe: a fresh model of its shape is checked.")] = None,
+    model: Annotated[
+        Path | None, typer.Option("-m", "--model", help="Bundle folder, or run folder of nmt train, instead of CONFIG.")
+    ] = None,
+    src: Annotated[
+        Path | None, typer.Option(help="Source text that MODEL translates, 100 lines. [its validation text]")
+    ] = None,
+    tgt: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")] = None,
+    length: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Pieces of a sentence, of which memory is told.")
+    ] = 128,
+    batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Sentences at a time, likewise.")] = 32,
+    json_: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    threads: Threads = 0,
+    quiet: Quiet = False,
+) -> int:
+    """Look for what is wrong with a model: masks, positions, scale, cache, gradients, learning, its translations.
+
+    A line each: ok, suspicious, broken, or skipped where a check does not apply, with the likely cause and what to do.
+    Exit code 5 if something is broken, else 0.
+    """
+    if (config is None) == (model is None) or (model is None and src is not None) or (model is not None and set_):
+        raise ConfigError("Give either a CONFIG (with --set, if you like), or -m MODEL (with --src and --tgt).")
+    if tgt is not None and src is None:
+        raise ConfigError("--tgt goes with --src.")
+    from nmt.bundle import Bundle
+    from nmt.config import load_config
+    from nmt.diagnosis.check import check_model, check_text
+    from nmt.diagnosis.findings import as_lines, as_records, is_broken
+    from nmt.diagnosis.memory import memory
+    from nmt.diagnosis.outputs import read_text, validation_text
+    from nmt.diagnosis.subject import Subject
+
+    def progress(what: str) -> None:
+        if not quiet:
+            say(f"checking: {what} …")
+
+    use_threads(threads)
+    bundle = None if model is None else Bundle.load(model)
+    if bundle is not None:
+        subject = Subject(bundle.model, bundle.config.model, bundle.tokenizer.special, fresh=False)
+        decoding = bundle.config.decoding
+    else:
+        assert config is not None
+        recipe = load_config(config, set_ or [], trains=False)
+        subject, decoding = Subject.from_config(recipe), recipe.decoding
+    findings = check_model(subject, say=progress)
+    findings["memory"] = memory(subject, length, batch, decoding.beam_size)
+    if bundle is not None:
+        sources, references = validation_text(bundle.config) if src is None else read_text(src, tgt)
+        findings |= check_text(bundle, sources, references, progress)
+    if json_:
+        typer.echo(json.dumps({"broken": is_broken(findings), "findings": as_records(findings)}, ensure_ascii=False))
+    else:
+        for line in as_lines(findings):
+            typer.echo(line)
+    return BundleError.exit_code if is_broken(findings) else 0
 
 
 @app.command("import")

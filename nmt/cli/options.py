@@ -102,6 +102,18 @@ SplitSentences = Annotated[
     _decoding("--split-sentences", help="always, never; auto: if the model was trained on single sentences."),
 ]
 
+AlignLayer = Annotated[
+    int | None, _decoding("--align-layer", help="Of the alignment, from 1; 0: the mean of the upper half.")
+]
+AlignHead = Annotated[int | None, _decoding("--align-head", help="Of that layer, from 1; 0: the mean of all.")]
+AlignShift = Annotated[
+    bool | None,
+    _decoding("--align-shift/--no-align-shift", help="A word's attention when it is read, not when predicted."),
+]
+AlignThreshold = Annotated[
+    float | None, _decoding("--align-threshold", help="A word's largest weight, below which it has no link.")
+]
+
 
 def decoding_keys(context: typer.Context) -> dict[str, Any]:
     """The keys of `[decoding]` among the options that were given; a key of sampling alone turns sampling on.
@@ -120,15 +132,15 @@ def decoding_keys(context: typer.Context) -> dict[str, Any]:
     return given
 
 
-def open_translator(context: typer.Context) -> "Translator":
-    """The models of -m, by the options of computing and decoding that the command has."""
+def open_translator(context: typer.Context, models: list[Path] | None = None) -> "Translator":
+    """The models of -m, or others, by the options of computing and decoding that the command has."""
     from nmt.decoding.translator import Translator
 
     names = ("device", "precision", "deterministic", "num_workers", "batch_rows")
     given = {name: context.params[name] for name in names if context.params.get(name) is not None}
     given["device"] = own_device(context.params["device"])
     use_threads(context.params["threads"])
-    return Translator(context.params["model"], decoding=decoding_keys(context), **given)
+    return Translator(models or context.params["model"], decoding=decoding_keys(context), **given)
 
 
 def use_threads(threads: int) -> None:

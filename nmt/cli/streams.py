@@ -117,6 +117,34 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise Interrupted(number, "")
 
 
+class Sink(Protocol):
+    """Where the answers of a window go."""
+
+    def write(self, data: bytes, /) -> object:
+        """Take some lines."""
+
+    def flush(self) -> None:
+        """Pass them on."""
+
+
+class Beside:
+    """Gives what stands before the last tab of each line to one stream, and what stands behind it to another."""
+
+    def __init__(self, first: Sink, second: Sink) -> None:
+        self._both = first, second
+
+    def write(self, data: bytes, /) -> None:
+        """See `Sink`; whole lines, each with a tab."""
+        halves = [line.rpartition(b"\t")[::2] for line in data.split(b"\n")[:-1]]
+        for stream, lines in zip(self._both, zip(*halves, strict=True), strict=True):
+            stream.write(b"".join(line + b"\n" for line in lines))
+
+    def flush(self) -> None:
+        """See `Sink`."""
+        for stream in self._both:
+            stream.flush()
+
+
 def gather(items: Iterable[Item], max_lines: int, line_buffered: bool, shared: bool = False) -> Iterator[list[Item]]:
     """Windows of a stream; with `line_buffered` each of one line, before the next is read.
 
@@ -204,7 +232,7 @@ Result = TypeVar("Result")
 
 def answer(
     asked: Iterable[Asked],
-    out: BinaryIO,
+    out: Sink,
     bad: BadLines,
     find: Callable[[list[Asked]], Sequence[Result]],
     say: Callable[[Asked, Result], str],

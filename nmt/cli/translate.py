@@ -1,9 +1,10 @@
 """`nmt translate`."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, NamedTuple
 
 import typer
 
@@ -11,7 +12,7 @@ from nmt.cli import options, streams
 from nmt.cli.options import Format
 from nmt.cli.turns import Turns
 from nmt.errors import ConfigError
-from nmt.text.lines import MAX_LINE_BYTES, is_blank
+from nmt.text.lines import MAX_LINE_BYTES, Numbers, is_blank
 
 if TYPE_CHECKING:
     from nmt.decoding.translator import Translation, Translator
@@ -37,6 +38,13 @@ class _Request:
     number: int = 0
 
 
+class _Found(NamedTuple):
+    """What became of a line, and its links as Pharaoh; None, if there are none or they were not asked for."""
+
+    translation: "Translation"
+    links: str | None = None
+
+
 def translate(
     context: typer.Context,
     model: options.Models,
@@ -49,6 +57,10 @@ def translate(
         Format, typer.Option(help='jsonl: objects with "text" (and "prefix") in; the same with their translation out.')
     ] = Format.text,
     protect: options.Protect = False,
+    alignments: Annotated[
+        Path | None,
+        typer.Option(help='Write word alignments there, "i-j" a link; "-": only as a field of --format jsonl.'),
+    ] = None,
     line_buffered: Annotated[
         bool, typer.Option("--line-buffered", help="Answer each line before the next is read; slower.")
     ] = False,
@@ -71,6 +83,10 @@ def translate(
     seed: options.Seed = None,
     tag: options.SourceTag = None,
     split_sentences: options.SplitSentences = None,
+    align_layer: options.AlignLayer = None,
+    align_head: options.AlignHead = None,
+    align_shift: options.AlignShift = None,
+    align_threshold: options.AlignThreshold = None,
     precision: options.Precision = "auto",
     deterministic: options.Deterministic = False,
     num_workers: options.Workers = 0,
@@ -90,8 +106,14 @@ def translate(
     With --protect the placeholders, tags, entities, URLs and e-mail addresses of a line come out byte for byte, once
     each, tags nested as they were; a line where that failed is counted on stderr. "protected" then says how: copied,
     masked, placed (by the model's attention), or lost; null if there were none.
+
+    With --alignments line k of that file has the links of line k with its (best) translation: "i-j" for word i of the
+    line as it was given and word j of the translation as it is printed, words between white space, from 0 (Pharaoh).
+    JSON then has them in "alignment". Each word of the translation has the word that the model looked at most: see
+    --align-layer, and nmt eval --align, which finds the layer and head that do it best.
     """
     _refuse_contradictions(format, n_best, prefix, protect)
+    links_file = _links_file(alignments, output, format)
     source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
     prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
     requests = (replace(r, number=n) for n, r in enumerate(_requests(source, prefixes, format, protect), start=1))
@@ -99,26 +121,71 @@ def translate(
     turns = Turns(any(each.live for each in read), line_buffered)
     silent, quiet = quiet, quiet or not turns.first  # every process knows its own lines' translations alone
     bad, overflows = streams.BadLines(source.name, quiet), streams.Overflows()
-    doubts = streams.short_translations(), streams.lost_items()
-    with streams.results_to(turns.output(output)) as out:
+    doubts, unaligned = (streams.short_translations(), streams.lost_items()), Numbers()
+    with streams.results_to(turns.output(output)) as out, _with_links(out, links_file, turns) as both:
         translator = options.open_translator(context)
         find = _protecting(translator) if protect else _finding(translator)
 
-        def answer(request: _Request, translation: "Translation") -> str:
-            overflows.look(translation.hypotheses)
+        def answer(request: _Request, found: _Found) -> str:
+            overflows.look(found.translation.hypotheses)
             for doubt in doubts:
-                doubt.look(request.number, translation)
-            return _answer(request, translation, translator, format, protect)
+                doubt.look(request.number, found.translation)
+            if alignments is not None and found.links is None:
+                unaligned.add(request.number)
+            line = _answer(request, found, translator, format, protect, alignments is not None)
+            return line if links_file is None else f"{line}\t{found.links or ''}"
 
-        streams.answer(requests, out, bad, find, answer, turns, line_buffered=line_buffered)
+        find_all = _found_by(find, translator, alignments is not None)
+        streams.answer(requests, both, bad, find_all, answer, turns, line_buffered=line_buffered)
     for each in read:
         each.warn(quiet)
     for doubt in doubts:
         doubt.warn(source.name, silent)
+    if unaligned.count and not silent:
+        streams.say(f"warning: {source.name}: {unaligned} have no alignment: longer than the model can look at.")
     overflows.check()
     bad.check()
     for each in read:
         each.check(strict)
+
+
+def _found_by(
+    find: "Callable[[list[_Request]], list[Translation]]", translator: "Translator", aligns: bool
+) -> Callable[[list[_Request]], list[_Found]]:
+    """What `find` finds, with links if that is asked for."""
+    if not aligns:
+        return lambda window: [_Found(translation) for translation in find(window)]
+    from nmt.alignment.gold import to_pharaoh
+    from nmt.cli.alignments import align_translations
+
+    def found(window: list[_Request]) -> list[_Found]:
+        translations = find(window)
+        links = align_translations(translator, [request.text for request in window], translations)
+        pharaoh = [None if each is None else to_pharaoh(each) for each in links]
+        return list(map(_Found, translations, pharaoh))
+
+    return found
+
+
+def _links_file(alignments: Path | None, output: Path | None, format: Format) -> Path | None:
+    """The file that links go to. Raises: ConfigError."""
+    if alignments is None or (str(alignments) == "-" and format is Format.jsonl):
+        return None
+    if str(alignments) == "-":
+        raise ConfigError("--alignments - needs --format jsonl: stdout has the translations. Give it a file.")
+    if output is not None and output.resolve() == alignments.resolve():
+        raise ConfigError(f"--output and --alignments are one file, {output}. Give them different ones.")
+    return alignments
+
+
+@contextmanager
+def _with_links(out: BinaryIO, links_file: Path | None, turns: Turns) -> Iterator[streams.Sink]:
+    """`out`, or, if there is a file for links, what splits lines between the two; one process alone writes."""
+    if links_file is None or not turns.first:
+        yield out
+        return
+    with streams.results_to(links_file) as links:
+        yield streams.Beside(out, links)
 
 
 def _finding(translator: "Translator") -> "Callable[[list[_Request]], list[Translation]]":
@@ -174,18 +241,20 @@ def _parsed(line: str, protect: bool) -> _Request:
 
 
 def _answer(
-    request: _Request, translation: "Translation", translator: "Translator", format: Format, protect: bool
+    request: _Request, found: _Found, translator: "Translator", format: Format, protect: bool, aligns: bool
 ) -> str:
     """The line that answers a line."""
     if request.error:
         return streams.to_json({**(request.fields or {}), "error": request.error})
     if format is Format.text or request.fields is None:
-        return translation.text
-    tokenizer = translator.bundle.tokenizer
+        return found.translation.text
+    translation, tokenizer = found.translation, translator.bundle.tokenizer
     n_best = [{"translation": translator.text(h), **streams.facts(h, tokenizer)} for h in translation.hypotheses]
     best = n_best[0] if n_best else {"translation": "", **streams.facts(None, tokenizer)}
     if protect:
         best |= {"translation": translation.text, "protected": translation.protected}
+    if aligns:
+        best |= {"alignment": found.links}
     several = {"n_best": n_best} if translator.decoding.n_best > 1 else {}
     own = {key: value for key, value in request.fields.items() if key not in ("error", "n_best")}  # of an earlier run
     return streams.to_json({**own, **best, **several})

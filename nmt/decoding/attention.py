@@ -1,68 +1,152 @@
 """What each token of given translations looks at in the source: cross-attention of a forced pass, in batches."""
 
 from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
+from torch import Tensor
 
+from nmt.config import DecodingConfig
 from nmt.data.batching import pad
+from nmt.errors import ConfigError
 from nmt.model.maps import attention_maps
 from nmt.model.seq2seq import Seq2Seq
 from nmt.text.tokenizer import SpecialIds
 
 MOST_WEIGHTS = 2**19  # a head, in a batch
+_WIDTH_STEP = 8  # sources in a batch are this much longer than one another at most, and then padded
+
+Pair = tuple[Sequence[int], Sequence[int]]  # source and target ids, EOS last
 
 
-@torch.inference_mode()
+class HeadChoice(NamedTuple):
+    """Which weights are taken for word alignment.
+
+    The default is the mean of the heads in the upper half of the layers, when the token was predicted: on the toy
+    corpus that agrees with 96 % of the gold alignments, all layers with 91 %, the steps at which the token is read with
+    10 %. Of other models another choice may be better (Chen et al. 2020): `nmt eval --align` finds it.
+
+    Attributes:
+        layer: of the decoder, from 1; 0: the upper half.
+        head: from 1; 0: the mean of all.
+        shift: the step at which the token is read is taken, instead of the one before, at which it was predicted.
+    """
+
+    layer: int = 0
+    head: int = 0
+    shift: bool = False
+
+    @classmethod
+    def of(cls, decoding: DecodingConfig) -> "HeadChoice":
+        """That of a bundle, or of options."""
+        return cls(decoding.align_layer, decoding.align_head, decoding.align_shift)
+
+
+def all_choices(models: Sequence[Seq2Seq], special: SpecialIds) -> list[HeadChoice]:
+    """Every layer (0 first) with every head (0 first; of layer 0 no other), at either step. Raises: see `each_head`."""
+    ((_, weights),) = each_head(models, special, [([special.eos], [special.eos])])
+    num_layers, num_heads = weights.shape[:2]
+    heads = [(0, 0), *((layer, head) for layer in range(1, num_layers + 1) for head in range(num_heads + 1))]
+    return [HeadChoice(layer, head, shift) for layer, head in heads for shift in (False, True)]
+
+
 def forced_attention(
-    models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]
+    models: Sequence[Seq2Seq],
+    special: SpecialIds,
+    pairs: Sequence[Pair],
+    choice: HeadChoice = HeadChoice(),
 ) -> list[NDArray[np.float32] | None]:
-    """Attention weights for word alignment, one array a pair.
+    """Attention weights for word alignment, one array a pair; the mean of several models.
 
-    The mean of the heads in the upper half of the layers, when the token was predicted: on the toy corpus that agrees
-    with 96 % of the gold alignments, all layers with 91 %, the steps at which the token is read with 10 %.
-
-    Args:
-        pairs: source and target ids, EOS last.
     Returns: (target tokens, source tokens), EOS left out; None for a pair too long to be looked at, with more than
         MOST_WEIGHTS.
+    Raises: ConfigError (a layer or head that a model has not).
     """
     found: list[NDArray[np.float32] | None] = [None] * len(pairs)
-    for batch in _batches(pairs):
-        device = next(models[0].parameters()).device
-        src_BS = torch.from_numpy(pad([pairs[place][0] for place in batch], special.pad)).to(device)
-        tgt_in = [[special.bos, *pairs[place][1][:-1]] for place in batch]
-        tgt_in_BT = torch.from_numpy(pad(tgt_in, special.pad)).to(device)
-        lengths_B = torch.tensor([len(pairs[place][0]) for place in batch], device=device)
-        keep_BS = torch.arange(src_BS.shape[1], device=device) < lengths_B[:, None]
-        weights_BTS = torch.stack([_of_model(model, src_BS, tgt_in_BT, keep_BS) for model in models]).mean(0)
-        for row, place in enumerate(batch):
-            src, tgt = pairs[place]
-            found[place] = weights_BTS[row, : len(tgt) - 1, : len(src) - 1].cpu().numpy()
+    for place, weights in each_attention(models, special, pairs, choice):
+        found[place] = weights
     return found
 
 
-def _of_model(model: Seq2Seq, src_BS: torch.Tensor, tgt_in_BT: torch.Tensor, keep_BS: torch.Tensor) -> torch.Tensor:
-    """Mean of the heads in the upper half of the layers. Shape: (B, T, S)."""
-    layers = attention_maps(model, src_BS, tgt_in_BT, keep_BS).cross
-    upper = layers[len(layers) // 2 :]
-    return torch.stack([layer.float().mean(1) for layer in upper]).mean(0)
+@torch.inference_mode()
+def each_attention(
+    models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[Pair], choice: HeadChoice
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """`forced_attention` as it comes, each with its place among the pairs; none of a pair too long."""
+    for batch in _batches(pairs):
+        cross = _cross(models, special, [pairs[place] for place in batch])
+        weights_BTS = torch.stack([_chosen(layers, choice) for layers in cross]).mean(0).cpu().numpy()
+        for row, place in enumerate(batch):
+            src, tgt = pairs[place]
+            yield place, weights_BTS[row, : len(tgt) - 1, : len(src) - 1]
 
 
-def _batches(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Iterator[list[int]]:
-    """Pairs of similar length, by their places, such that none of them is longer than MOST_WEIGHTS allow."""
-    batch: list[int] = []
-    longest_src = longest_tgt = 0
-    for place in sorted(range(len(pairs)), key=lambda place: (len(pairs[place][0]), place)):
-        src, tgt = map(len, pairs[place])
-        if src * tgt > MOST_WEIGHTS:
-            continue
-        width = max(longest_src, src), max(longest_tgt, tgt)
-        if batch and (len(batch) + 1) * width[0] * width[1] > MOST_WEIGHTS:
-            yield batch
-            batch, width = [], (src, tgt)
-        batch.append(place)
-        longest_src, longest_tgt = width
-    if batch:
-        yield batch
+@torch.inference_mode()
+def each_head(
+    models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[Pair]
+) -> Iterator[tuple[int, NDArray[np.float32]]]:
+    """The weights of all layers and heads (layers, heads, target tokens, source tokens), EOS last, as they come.
+
+    Raises: ConfigError (models of different shapes).
+    """
+    for batch in _batches(pairs):
+        cross = _cross(models, special, [pairs[place] for place in batch])
+        if len({(len(layers), layers[0].shape[1]) for layers in cross}) > 1:
+            raise ConfigError("Models with different numbers of layers or heads cannot be looked at head by head.")
+        weights_LBHTS = torch.stack([torch.stack(layers).float() for layers in cross]).mean(0).cpu().numpy()
+        for row, place in enumerate(batch):
+            src, tgt = pairs[place]
+            yield place, weights_LBHTS[:, row, :, : len(tgt), : len(src)]
+
+
+def pick(weights_LHTS: NDArray[np.float32], choice: HeadChoice) -> NDArray[np.float32]:
+    """One choice of what `each_head` gives, as `each_attention` has it."""
+    layers = [torch.from_numpy(layer)[None] for layer in weights_LHTS]
+    return _chosen(layers, choice)[0, : weights_LHTS.shape[2] - 1, : weights_LHTS.shape[3] - 1].numpy()
+
+
+def _cross(models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[Pair]) -> list[list[Tensor]]:
+    """The cross-attention of each model, by layer, each (B, H, T, S)."""
+    device = next(models[0].parameters()).device
+    width = -(-max(len(src) for src, _ in pairs) // _WIDTH_STEP) * _WIDTH_STEP
+    src_BS = torch.from_numpy(pad([src for src, _ in pairs], special.pad))
+    src_BS = F.pad(src_BS, (0, width - src_BS.shape[1]), value=special.pad).to(device)
+    tgt_in_BT = torch.from_numpy(pad([[special.bos, *tgt[:-1]] for _, tgt in pairs], special.pad)).to(device)
+    lengths_B = torch.tensor([len(src) for src, _ in pairs], device=device)
+    keep_BS = torch.arange(width, device=device) < lengths_B[:, None]
+    return [attention_maps(model, src_BS, tgt_in_BT, keep_BS).cross for model in models]
+
+
+def _chosen(layers: Sequence[Tensor], choice: HeadChoice) -> Tensor:
+    """Those weights of a model's layers. Row t is of target token t; with a shift the last row is no token's.
+
+    Shape: (B, T, S).
+    """
+    heads = layers[0].shape[1]
+    for name, number, count in (("align_layer", choice.layer, len(layers)), ("align_head", choice.head, heads)):
+        if number > count:
+            raise ConfigError(f"{name} = {number}, but the model has {count}, counted from 1 (0: the default).")
+    taken = [layers[choice.layer - 1]] if choice.layer else layers[len(layers) // 2 :]
+    of_heads = [layer[:, choice.head - 1] if choice.head else layer.float().mean(1) for layer in taken]
+    weights_BTS = torch.stack([layer.float() for layer in of_heads]).mean(0)
+    return weights_BTS.roll(-1, 1) if choice.shift else weights_BTS
+
+
+def _batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:
+    """Places of pairs with one width of the source and one length of the target, as many as MOST_WEIGHTS allow.
+
+    So what a pair is given as does not depend on the others, and the last bits of its weights hardly.
+    """
+
+    def shape(place: int) -> tuple[int, int]:
+        src, tgt = pairs[place]
+        return -(-len(src) // _WIDTH_STEP) * _WIDTH_STEP, len(tgt)
+
+    for (width, height), places in groupby(sorted(range(len(pairs)), key=shape), shape):
+        fitting = MOST_WEIGHTS // (width * height)
+        alike = list(places) if fitting else []
+        yield from (alike[start : start + fitting] for start in range(0, len(alike), max(1, fitting)))

@@ -5,22 +5,34 @@ translated as if it stood alone.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import cast
 
 from nmt.decoding.search import Hypothesis
 from nmt.text.lines import is_blank
 from nmt.text.sentences import between, halves, split
-from nmt.text.tokenizer import Tokenizer, tagged
+from nmt.text.tokenizer import Span, Tokenizer, tagged
 
 
 @dataclass(frozen=True)
 class Part:
-    """What the model is given at once of a line: pieces, EOS last, and the white space of the line behind them."""
+    """What the model is given at once of a line.
+
+    Attributes:
+        ids: pieces, EOS last.
+        spacing: the white space of the line behind them.
+        tag, text: what they are pieces of; the tag, if there is one, comes first.
+        start: the character of the line that `text` begins with.
+        skipped: pieces of `text` that were given before, where it is cut between pieces.
+    """
 
     ids: list[int]
     spacing: str = ""
+    tag: str = ""
+    text: str = ""
+    start: int = 0
+    skipped: int = 0
 
 
 @dataclass(frozen=True, order=True)
@@ -61,7 +73,31 @@ class Cutter:
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The pieces of whole lines as the model is given them: the tag first, EOS last."""
-        return self._encode([self._taken_apart(line) for line in lines])
+        return [part.ids for part in self.whole(lines)]
+
+    def whole(self, lines: Sequence[str]) -> list[Part]:
+        """Each clean line as one part, however long."""
+        apart = [self._taken_apart(line) for line in lines]
+        texts = zip(lines, apart, self._encode(apart), strict=True)
+        return [Part(ids, "", tag, text, len(line) - len(text)) for line, (tag, text), ids in texts]
+
+    def fits(self, part: Part) -> bool:
+        """Whether the model was trained on parts of such a length."""
+        return len(part.ids) <= self._most_pieces
+
+    def spans(self, part: Part) -> list[Span]:
+        """Which characters of the line each piece of a part (but EOS) stands for; (-1, -1) for those of the tag."""
+        opening = len(part.tag) + 1 if part.tag else 0
+        of_tag = len(self._opening(part.tag))
+        given = "".join(tagged(part.tag, [part.text]))
+        spans = self._tokenizer.src_spans(given)
+        first = of_tag + part.skipped
+        chosen = [*spans[:of_tag], *spans[first : first + len(part.ids) - 1 - of_tag]]
+        moved = [(start - opening, end - opening) for start, end in chosen]
+        return [
+            (part.start + max(start, 0), part.start + end) if place >= of_tag and end >= 0 else (-1, -1)
+            for place, (start, end) in enumerate(moved)
+        ]
 
     def cut(self, lines: Sequence[str], at_sentences: Sequence[bool]) -> list[list[Part]]:
         """Each clean line in parts; none of a blank one.
@@ -74,10 +110,14 @@ class Cutter:
         texts = [self._sentences(line, cuts) for (_, line), cuts in zip(apart, at_sentences, strict=True)]
         tagged_texts = [(tag, t) for (tag, _), parts in zip(apart, texts, strict=True) for t, _ in parts]
         encoded = iter(self._encode(tagged_texts))
-        return [
-            [part for text, spacing in parts for part in self._fitting(tag, text, next(encoded), spacing)]
-            for (tag, _), parts in zip(apart, texts, strict=True)
-        ]
+        in_parts: list[list[Part]] = []
+        for line, (tag, rest), parts in zip(lines, apart, texts, strict=True):
+            start = len(line) - len(rest)
+            in_parts.append([])
+            for text, spacing in parts:
+                in_parts[-1] += self._fitting(tag, text, next(encoded), spacing, start)
+                start += len(text) + len(spacing)
+        return in_parts
 
     def join(
         self, parts: Sequence[Part], found: Sequence[list[Hypothesis]], n_best: int, *, sampled: bool
@@ -104,7 +144,7 @@ class Cutter:
         """The pieces of texts, each behind its tag."""
         return self._tokenizer.encode_src([each for tag, text in texts for each in tagged(tag, [text])])
 
-    def _fitting(self, tag: str, text: str, ids: list[int], spacing: str) -> list[Part]:
+    def _fitting(self, tag: str, text: str, ids: list[int], spacing: str, start: int) -> list[Part]:
         """A text in parts of as many pieces as the model was trained for, at most; `spacing` stands behind it.
 
         Cut in two where `halves` finds a place, and so on; else between pieces, which a cut between words is too.
@@ -112,21 +152,36 @@ class Cutter:
         if is_blank(text):
             return []
         if len(ids) <= self._most_pieces:
-            return [Part(ids, spacing)]
+            return [Part(ids, spacing, tag, text, start)]
         found = halves(text, self._languages[0])
         if found is None:
-            parts = self._between_pieces(tag, ids)
-            return [*map(Part, parts[:-1]), Part(parts[-1], spacing)]
+            return self._between_pieces(Part(ids, spacing, tag, text, start))
         before, between_them, after = found
         first, second = self._encode([(tag, before), (tag, after)])
-        return [*self._fitting(tag, before, first, between_them), *self._fitting(tag, after, second, spacing)]
+        second_start = start + len(before) + len(between_them)
+        return [
+            *self._fitting(tag, before, first, between_them, start),
+            *self._fitting(tag, after, second, spacing, second_start),
+        ]
 
-    def _between_pieces(self, tag: str, ids: list[int]) -> list[list[int]]:
+    def _opening(self, tag: str) -> list[int]:
+        """The pieces of a tag."""
+        return self._tokenizer.encode_src([tag])[0][:-1] if tag else []
+
+    def _between_pieces(self, part: Part) -> list[Part]:
         """Parts of about equal length that fit, each behind the tag and with an EOS."""
-        opening = self._tokenizer.encode_src([tag])[0][:-1]
-        pieces, most = ids[len(opening) : -1], max(1, self._most_pieces - 1 - len(opening))
+        opening, eos = self._opening(part.tag), part.ids[-1]
+        pieces, most = part.ids[len(opening) : -1], max(1, self._most_pieces - 1 - len(opening))
         size = -(-len(pieces) // -(-len(pieces) // most))
-        return [[*opening, *pieces[start : start + size], ids[-1]] for start in range(0, len(pieces), size)]
+        return [
+            replace(
+                part,
+                ids=[*opening, *pieces[first : first + size], eos],
+                spacing=part.spacing if first + size >= len(pieces) else "",
+                skipped=first,
+            )
+            for first in range(0, len(pieces), size)
+        ]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from nmt.decoding.attention import forced_attention
+from nmt.decoding.attention import HeadChoice, forced_attention
 from nmt.decoding.translator import Translation, Translator
 from nmt.errors import ConfigError
 from nmt.text.lines import clean
@@ -124,7 +124,9 @@ class ProtectingTranslator:
         src_ids = tokenizer.encode_src([src for src, _ in pairs])
         given = self._translator.encode([src for src, _ in pairs])  # behind a tag, which stands for no text
         tgt_ids = tokenizer.encode_tgt([tgt for _, tgt in pairs])
-        attention = forced_attention(self._translator.models, tokenizer.special, list(zip(given, tgt_ids, strict=True)))
+        choice = HeadChoice.of(self._translator.decoding)
+        pairs_of_ids = list(zip(given, tgt_ids, strict=True))
+        attention = forced_attention(self._translator.models, tokenizer.special, pairs_of_ids, choice)
         aligned: list[NDArray[np.int64] | None] = []
         for (src, tgt), src_of, tgt_of, weights in zip(pairs, src_ids, tgt_ids, attention, strict=True):
             src_units, tgt_units = units_of(src), units_of(tgt)

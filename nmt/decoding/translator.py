@@ -54,12 +54,14 @@ class Translation:
         src_pieces: pieces that the model was given, ends included.
         protected: what became of the placeholders and tags of a line that has some, if a `ProtectingTranslator` was
             asked: copied, masked, placed or lost. `text` then has them, the hypotheses are as the model wrote them.
+        parts: what the model was given of the line.
     """
 
     text: str = ""
     hypotheses: tuple[Hypothesis, ...] = ()
     src_pieces: int = 0
     protected: str | None = None
+    parts: tuple[Part, ...] = ()
 
 
 class Translator:
@@ -206,6 +208,11 @@ class Translator:
         """The pieces of whole source lines as the models are given them: a tag first if there is one, EOS last."""
         return self._cutter.encode(lines)
 
+    @property
+    def cutter(self) -> Cutter:
+        """What takes lines apart for these models."""
+        return self._cutter
+
     def text(self, hypothesis: Hypothesis) -> str:
         """A hypothesis as text, without control characters."""
         if isinstance(hypothesis, Joined):
@@ -247,7 +254,8 @@ class Translator:
         if not parts:
             return Translation()
         hypotheses = self._cutter.join(parts, found, self.options.n_best, sampled=self.decoding.sample)
-        return Translation(self.text(hypotheses[0]), tuple(hypotheses), sum(len(part.ids) for part in parts))
+        given = sum(len(part.ids) for part in parts)
+        return Translation(self.text(hypotheses[0]), tuple(hypotheses), given, parts=tuple(parts))
 
     def _found(
         self,

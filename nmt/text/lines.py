@@ -7,7 +7,7 @@ blank. A line longer than `max_line_bytes` is cut there, at a character, and the
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
@@ -128,6 +128,13 @@ def clean(line: str) -> str:
         return line if line.strip(" ") else ""
     line = line.translate(_CONTROLS)
     return "" if is_blank(line) else line
+
+
+def places_kept(line: str) -> Sequence[int]:
+    """Where in `line` each character of `clean(line)` stands: what a control was replaced by stands in its place."""
+    if line.isprintable():
+        return range(len(line) if line.strip(" ") else 0)
+    return [] if not clean(line) else [place for place, char in enumerate(line) if char.translate(_CONTROLS)]
 
 
 def is_blank(line: str) -> bool:

@@ -23,6 +23,10 @@ from nmt.errors import BundleError, ConfigError, DataError
 from nmt.text.model_proto import user_symbols
 from nmt.text.spm_model import moved_pieces, open_model, read_model
 
+# Half-open, in characters, the spans of a line's pieces in order. Of the pieces that one character became only the last
+# has it, and the others are empty; so is the "▁" that SentencePiece puts before a line.
+Span = tuple[int, int]
+
 PAD, UNK, BOS, EOS = 0, 1, 2, 3  # of the tokenizers trained here; other code asks the Tokenizer
 
 
@@ -154,6 +158,19 @@ class Tokenizer:
         """Piece ids of target lines, each ended by EOS."""
         return self._encode(self._tgt, lines, num_threads)
 
+    def src_spans(self, line: str) -> list[Span]:
+        """Which characters of a source line each of its pieces (but EOS) stands for; see `Span`."""
+        return self._spans(self._src, line)
+
+    def tgt_spans(self, line: str) -> list[Span]:
+        """Which characters of a target line each of its pieces (but EOS) stands for; see `Span`."""
+        return self._spans(self._tgt, line)
+
+    def decode_spans(self, ids: Sequence[int]) -> tuple[str, list[Span]]:
+        """`decode`, and which characters of the text each piece became."""
+        found = self._tgt.decode(list(ids), return_type="offset_mapping")
+        return str(found["text"]), list(found["offsets"])
+
     def decode(self, ids: Sequence[int]) -> str:
         """Text of target piece ids; control pieces vanish."""
         return str(self._tgt.decode(list(ids)))
@@ -170,6 +187,10 @@ class Tokenizer:
     def tgt_pieces(self, ids: Sequence[int]) -> list[str]:
         """Surface of target pieces, `▁` opening a word."""
         return [str(piece) for piece in self._tgt.id_to_piece(list(ids))]
+
+    @staticmethod
+    def _spans(processor: spm.SentencePieceProcessor, line: str) -> list[Span]:
+        return list(processor.encode(line, return_type="offset_mapping")["offsets"])
 
     @staticmethod
     def _encode(processor: spm.SentencePieceProcessor, lines: Sequence[str], num_threads: int) -> list[list[int]]:

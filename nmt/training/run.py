@@ -214,8 +214,8 @@ def _notes(config: Config, bundle: Bundle) -> Iterator[str]:
         yield f'note: a model of type = "{model.type}" with these keys does not use {", ".join(idle)}'
     if bundle.model.max_positions is not None:
         yield (
-            f"positions: {bundle.model.max_positions:,} a side are learned; the longest source has "
-            f"{bundle.config.max_length:,} pieces, and no translation will have more than {bundle.model.max_positions:,}"
+            f"positions: {bundle.model.max_positions:,} are learned, so no translation will have more pieces; the "
+            f"longest source has {bundle.config.max_length:,}"
         )
 
 

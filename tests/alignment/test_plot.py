@@ -1,7 +1,11 @@
+import html
 import os
+import re
 import subprocess
 import sys
+import warnings
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib
@@ -10,8 +14,10 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
+from alignment.cases import SCRIPTS, maps
 from nmt.alignment import plot
 from nmt.alignment.plot import plot_attention
+from nmt.alignment.view import Link
 from nmt.errors import ConfigError, DataError, StorageError
 
 MAGIC = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
@@ -145,3 +151,74 @@ def test_an_unwritable_path_names_the_file_and_keeps_what_was_there(suffix: str,
             plot_attention(np.ones((1, 1)), ["a"], ["b"], bad)
     assert (tmp_path / "file").read_text() == "mine"
     assert sorted(os.listdir(tmp_path)) == ["file", f"folder.{suffix}"]
+
+
+@pytest.mark.parametrize("suffixes", [("svg",), pytest.param(tuple(MAGIC), marks=pytest.mark.slow)])
+def test_every_script_is_written_and_matplotlib_is_left_as_it_was(
+    suffixes: tuple[str, ...], tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    from matplotlib import font_manager
+
+    def state() -> tuple[object, ...]:
+        return dict(matplotlib.rcParams), [*map(str, font_manager.fontManager.ttflist)], [*warnings.filters]
+
+    def draw(kind: str, labels: list[str], path: Path) -> None:
+        found = maps(labels, labels, kind)
+        plot_attention(found.weights.mean((0, 1)), labels, labels, path, seen=found.seen, links=found.links, foot="f")
+
+    before, backend = state(), sys.modules.get("matplotlib.pyplot")
+    cases = [(labels.split(), suffix) for labels in SCRIPTS.values() for suffix in suffixes]
+    for number, (labels, suffix) in enumerate(cases):
+        path = tmp_path / f"{number}.{suffix}"
+        draw(("cross", "decoder")[number % 2], labels, path)
+        if suffix == "svg":
+            ET.parse(path)
+            text = path.read_text("utf-8")  # each label as it was given, not as some library shaped it
+            assert all(f"<!-- {html.escape(label, quote=False).replace('--', '- -')} -->" in text for label in labels)
+    written = len(list(tmp_path.iterdir()))
+    figure("attention_pictures", f"{written} of {len(cases)}", "all", written == len(cases))
+    same = state() == before and sys.modules.get("matplotlib.pyplot") is backend
+    figure("matplotlib_state", "unchanged" if same else "changed", "unchanged", same)
+    with matplotlib.rc_context({"font.size": 3}):
+        assert state() != before  # the control
+
+
+def test_right_to_left_text_is_shaped_and_ordered_once(tmp_path: Path) -> None:
+    labels = ["א", "ב", "אב", "ل", "ا", "لا"]
+    plot_attention(np.ones((len(labels), 1)), ["x"], labels, tmp_path / "a.svg")
+    text = (tmp_path / "a.svg").read_text("utf-8")
+
+    def glyphs(label: str) -> list[str]:
+        """The outlines that are drawn for a label, from left to right."""
+        drawn = text.split(f"<!-- {label} -->")[1].split("<!--")[0]
+        uses = re.findall(r'<use xlink:href="(#DejaVu[^"]*)"(?: transform="translate\(([-0-9.]+))?', drawn)
+        return [name for name, _ in sorted(uses, key=lambda use: float(use[1] or 0))]
+
+    alef, bet, both, lam, arabic_alef, ligature = map(glyphs, labels)
+    assert len(alef) == len(bet) == 1 and both == bet + alef
+    assert len(lam) == len(arabic_alef) == len(ligature) == 1 and ligature not in (lam, arabic_alef)
+
+
+def test_a_grid_has_its_labels_once_and_a_caption_each(tmp_path: Path) -> None:
+    found = maps(["x", "y", "zz"], ["<s>", "x", "y"], "decoder", (2, 3))
+    captions = [[f"L{layer} H{head}" for head in range(3)] for layer in range(2)]
+    notes = plot_attention(
+        found.weights, found.columns, found.rows, tmp_path / "a.svg", seen=found.seen, captions=captions, foot="a foot"
+    )
+    text = (tmp_path / "a.svg").read_text("utf-8")
+    assert notes == [] and text.count("<!-- zz -->") == 2 and text.count("<!-- &lt;s&gt; -->") == 3
+    assert all(f"<!-- {caption} -->" in text for row in captions for caption in row) and "<!-- a foot -->" in text
+
+
+def test_hidden_cells_are_grey_and_gold_links_outlined(tmp_path: Path) -> None:
+    def colours(**look: object) -> set[tuple[int, ...]]:
+        plot_attention(np.array([[1.0, 0.0], [0.5, 0.5]]), ["a", "b"], ["x", "y"], tmp_path / "a.png", **look)
+        pixels = np.asarray(Image.open(tmp_path / "a.png").convert("RGB")).reshape(-1, 3)
+        found, counts = np.unique(pixels, axis=0, return_counts=True)
+        return {tuple(colour) for colour, count in zip(found.tolist(), counts, strict=True) if count > 100}
+
+    grey, orange = (220, 220, 220), (217, 95, 2)
+    assert colours().isdisjoint({grey, orange})
+    assert {grey, orange} <= colours(seen=np.tril(np.ones((2, 2), dtype=bool)), links=[Link(1, 0, True)])
+    dashed = plot_attention(np.ones((1, 1)), ["a"], ["x"], tmp_path / "a.svg", links=[Link(0, 0, False)])
+    assert dashed == [] and "stroke-dasharray" in (tmp_path / "a.svg").read_text()

@@ -164,7 +164,7 @@ def print_places(translator: Translator) -> None:
     texts = [(ROOT / "data" / "toy" / f"test.{part}").read_text().splitlines() for part in ("en", "de", "align")]
     pairs = list(zip(*texts, strict=True))[:TOY_LINES]
     counts = well_placed(translator, pairs, random.Random(1))
-    protected.forced_attention = lambda models, special, pairs: [None] * len(pairs)
+    protected.forced_attention = lambda models, special, pairs, choice: [None] * len(pairs)
     blind = well_placed(translator, pairs[:CONTROL_LINES], random.Random(1))
     for kind in ("alone", "tags"):
         right, by_place = (100 * each[f"{kind} right"] / max(1, each[kind]) for each in (counts, blind))

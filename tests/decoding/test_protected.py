@@ -13,7 +13,7 @@ import tiny
 from nmt.alignment.maps import pair_maps
 from nmt.cli import _run
 from nmt.decoding import protected
-from nmt.decoding.attention import forced_attention
+from nmt.decoding.attention import HeadChoice, forced_attention
 from nmt.decoding.protected import ProtectingTranslator, Way
 from nmt.decoding.translator import Translation, Translator
 from nmt.errors import ConfigError
@@ -221,7 +221,9 @@ def test_attention_is_that_of_the_tagged_source(monkeypatch: pytest.MonkeyPatch)
     translator = Translator(tiny.random_bundle())
     tokenizer, given = translator.bundle.tokenizer, []
 
-    def attends(models: object, special: object, pairs: Sequence[tuple[list[int], list[int]]]) -> list[np.ndarray]:
+    def attends(
+        models: object, special: object, pairs: Sequence[tuple[list[int], list[int]]], choice: HeadChoice
+    ) -> list[np.ndarray]:
         given.extend(pairs)
         weights = np.full((len(pairs[0][1]), len(pairs[0][0])), 0.01, dtype=np.float32)
         for row in range(len(pairs[0][1])):

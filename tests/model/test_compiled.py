@@ -65,18 +65,27 @@ SINGLE = [(1, 5, 6, False), (1, 1, 1, False), (2, 1, 3, False)]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("norm", ["pre", "post"])
-def test_compiled_equals_eager(norm: str, figure: Callable[..., None]) -> None:
-    plain, model = new_model(norm=norm), new_model(norm=norm)
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("pre", {"norm": "pre"}),
+        ("post", {"norm": "post"}),
+        ("rope", {"positions": "rope", "num_kv_heads": 1, "qk_norm": True}),
+        ("relative", {"positions": "relative"}),
+        ("shaw", {"positions": "shaw", "num_kv_heads": 1}),
+    ],
+)
+def test_compiled_equals_eager(name: str, kind: dict[str, Any], figure: Callable[..., None]) -> None:
+    plain, model = new_model(**kind), new_model(**kind)
     model.compile_layers()
     assert plain.state_dict().keys() == model.state_dict().keys()
     before, worst = programs(), 0.0
     for shape in [*SHAPES, *SINGLE]:
         for mine, theirs in zip(loss_and_gradient(model, *shape), loss_and_gradient(plain, *shape), strict=True):
             worst = max(worst, relative(mine, theirs))
-    figure(f"compiled_difference_{norm}", f"{worst:.0e} over {len(SHAPES + SINGLE)} shapes", "<= 1e-5", worst <= 1e-5)
+    figure(f"compiled_difference_{name}", f"{worst:.0e} over {len(SHAPES + SINGLE)} shapes", "<= 1e-5", worst <= 1e-5)
     figure(
-        f"compiled_programs_{norm}",
+        f"compiled_programs_{name}",
         programs() - before,
         "4: two regions, with a mask and without",
         programs() - before == 4,
