@@ -77,7 +77,7 @@ bench-help: setup      # the time of nmt --help
 
 ROWS = all
 SEEDS = 1,2
-UPDATES = 500
+UPDATES = 600
 bench-attention: setup # every attention mechanism, two seeds each, resumable: an hour; ROWS=rope,shaw SEEDS=1 pick some
 	$(BIN)/python tests/bench/attention.py --rows $(ROWS) --seeds $(SEEDS) --updates $(UPDATES)
 

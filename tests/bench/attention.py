@@ -50,8 +50,8 @@ COMPARED = (
     (BASE, "qk-norm"),
     ("bahdanau", "luong-dot", "luong-general", "luong-concat"),
 )
-UPDATES = 500
-FLOOR = 10.0  # BLEU
+UPDATES = 600
+FLOOR = 15.0  # BLEU; with weights that are all equal in cross-attention a model gets 11.6 after 550 updates
 
 
 @dataclass(frozen=True)
