@@ -2,8 +2,9 @@
 
 Two kernels give the same numbers: `attend_fused`, PyTorch's (SDPA, which picks flash where the hardware has it), and
 `attend_plain`, matrix products that also return the weights. `attend` takes the faster one by a fixed rule. Boolean
-masks are `*_keep`, True = may attend. A query that may attend to nothing gets zeros from both. Numbers that are added
-to the scores are `*_bias`: masks while decoding, made once for all layers (see `as_bias`), and relative positions.
+masks are `*_keep`, True = may attend; with one, a query that may attend to nothing gets zeros from both. Numbers that
+are added to the scores are `*_bias`: masks while decoding, made once for all layers (see `as_bias`), and relative
+positions.
 
 Keys and values may have fewer heads than queries (grouped-query attention, Ainslie et al. 2023; with one head
 multi-query attention, Shazeer 2019): H / G heads of queries in a row share one of them.
@@ -134,6 +135,9 @@ def as_bias(keep: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.zeros_like(keep, dtype=dtype).masked_fill_(~keep, torch.finfo(dtype).min / 2)
 
 
+_NORM_EPS = 1e-6
+
+
 class AttentionModule(nn.Module):
     """What can tell its weights: see `record_attention`.
 
@@ -156,8 +160,8 @@ class _MultiHead(AttentionModule):
         self.dropout = config.attention_dropout
         self.out = nn.Linear(config.d_model, config.d_model)
         # On each head, with gains (Henry et al. 2020; Dehghani et al. 2023): scores cannot grow without bound.
-        self.q_norm = nn.RMSNorm(config.head_dim) if config.qk_norm else None
-        self.k_norm = nn.RMSNorm(config.head_dim) if config.qk_norm else None
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=_NORM_EPS) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=_NORM_EPS) if config.qk_norm else None
 
     def _queries(self, q_BQD: Tensor) -> Tensor:
         """Shape: (B, Q, D) to (B, H, Q, K)."""

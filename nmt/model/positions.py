@@ -127,7 +127,7 @@ _SHAW_FARTHEST = 16
 
 
 class ShawBias(nn.Module):
-    """A trained key for each distance, clipped at 16 either way (Shaw et al. 2018, equations 2 and 4).
+    """A trained key for each distance, clipped at 16 either way (Shaw et al. 2018, equation 4).
 
     Their vectors for values are left out: with those of the keys they changed nothing (their table 3).
     """
