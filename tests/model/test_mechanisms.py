@@ -62,7 +62,7 @@ def written_out(
 
     def head(of: Tensor, first: int, gain: Tensor | None) -> Tensor:
         x = of @ weight[first : first + width].T + bias[first : first + width]
-        return x if gain is None else x / (x.square().mean(-1, keepdim=True) + 2.0**-52).sqrt() * gain
+        return x if gain is None else x / (x.square().mean(-1, keepdim=True) + 1e-6).sqrt() * gain
 
     queries, keys = range(x_BQD.shape[1]), range(memory_BSD.shape[1])
     distances = [[s - t for s in keys] for t in queries]
