@@ -273,8 +273,9 @@ def _checked_tokenizer(folder: Path, config: BundleConfig) -> Tokenizer:
 def _check_size(path: Path, shape: ModelConfig) -> None:
     """Refuse a config of many more weights than there are bytes, without building its layers, which takes seconds."""
     layers, width = shape.num_encoder_layers + shape.num_decoder_layers, shape.d_model
-    # Of a layer: two projections of attention and the feed-forward part, or the cells of both directions.
-    fewest = 2 * layers * width * (3 * width if shape.type == "rnn" else 2 * width + 2 * shape.d_ff)  # in 16 bits
+    # Of a layer: attention and the feed-forward part, or the cells of both directions.
+    attention = 2 * width + 2 * shape.kv_heads * shape.head_dim
+    fewest = 2 * layers * width * (3 * width if shape.type == "rnn" else attention + 2 * shape.d_ff)  # in 16 bits
     if not path.is_file() or path.stat().st_size < fewest:
         raise BundleError(f"{path} is no safetensors file of the {fewest:,} bytes that config.json asks for at least.")
 

@@ -38,10 +38,10 @@ OPTIONS = {
     "--threads --quiet -q",
     "translate": "-m --model -i --input -o --output --prefix --format --protect --alignments --line-buffered -b "
     "--beam-size --n-best --length-penalty --length-penalty-type --coverage-penalty --max-length-ratio "
-    "--max-length-extra --max-length --min-length --min-length-ratio --no-repeat-ngram --repetition- "
-    "penalty --sample --temperature --top-k --top-p --seed --tag --split-sentences --align-layer "
-    "--align-head --align-shift --align-threshold --precision --deterministic --num-workers --batch- "
-    "rows --device --threads --strict --quiet -q",
+    "--max-length-extra --max-length --min-length --min-length-ratio --no-repeat-ngram --repetition-penalty "
+    "--sample --temperature --top-k --top-p --seed --tag --split-sentences --align-layer "
+    "--align-head --align-shift --align-threshold --precision --deterministic --num-workers "
+    "--batch-rows --device --threads --strict --quiet -q",
     "score": "-m --model --src --tgt -o --output --format --length-penalty --length-penalty-type --repetition-penalty "
     "--tag --precision --deterministic --num-workers --batch-rows --device --threads --strict --quiet -q",
     "eval": "-m --model --src --ref --hyp -t --test-set -l --langpair --metric --tokenize --lowercase --tgt-lang "
