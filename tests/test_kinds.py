@@ -36,7 +36,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "luong_general": {"type": "rnn", "d_model": 32, "attention": "luong_general", "num_decoder_layers": 2},
     "luong_concat": {"type": "rnn", "d_model": 32, "attention": "luong_concat"},
 }
-LINES = tiny.sentences(8)[0]
+LINES = tiny.sentences(5)[0]
 
 
 @pytest.fixture(scope="module", autouse=True)

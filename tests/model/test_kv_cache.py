@@ -54,7 +54,12 @@ def cache_difference(
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "cases", "longest"), [("kv_cache", "transformer", 300, 130), ("recurrent_state", "rnn", 20, 9)]
+    ("name", "kind", "cases", "longest"),
+    [
+        ("kv_cache", "transformer", 100, 130),
+        pytest.param("kv_cache", "transformer", 300, 130, marks=pytest.mark.slow),
+        ("recurrent_state", "rnn", 20, 9),
+    ],
 )
 def test_steps_equal_the_full_decoder(
     name: str,
