@@ -205,8 +205,13 @@ class ModelConfig(Section):
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
-        return self.d_model // self.num_heads
+        """Width of one attention head; a recurrent model has one."""
+        return self.d_model if self.type == "rnn" else self.d_model // self.num_heads
+
+    @property
+    def widest(self) -> int:
+        """Numbers of the widest layer's output, at one position."""
+        return 4 * self.d_model if self.type == "rnn" else self.d_ff
 
     @property
     def kv_heads(self) -> int:

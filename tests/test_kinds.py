@@ -30,11 +30,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "one head of keys": {"num_kv_heads": 1},
     "qk_norm": {"qk_norm": True},
     "all at once": {"positions": "rope", "num_kv_heads": 1, "qk_norm": True, "norm": "post"},
-    # Torch's sigmoid has other bits in what is left over of a tensor after blocks of 16; these cells have none.
-    "bahdanau": {"type": "rnn", "d_model": 32},
-    "luong_dot": {"type": "rnn", "d_model": 32, "attention": "luong_dot", "cell": "gru"},
-    "luong_general": {"type": "rnn", "d_model": 32, "attention": "luong_general", "num_decoder_layers": 2},
-    "luong_concat": {"type": "rnn", "d_model": 32, "attention": "luong_concat"},
+    "bahdanau": {"type": "rnn"},
+    "luong_dot": {"type": "rnn", "attention": "luong_dot", "cell": "gru"},
+    "luong_general": {"type": "rnn", "attention": "luong_general", "num_decoder_layers": 2, "cell": "gru"},
+    "luong_concat": {"type": "rnn", "attention": "luong_concat"},
 }
 LINES = tiny.sentences(5)[0]
 
@@ -104,9 +103,9 @@ def test_a_recurrent_model_learns_twenty_pairs_by_heart(tmp_path: Path, figure: 
         tmp_path / "few",
         20,
         data={"valid": "train", "remove_duplicates": False},
-        model={"type": "rnn", "d_model": 32, "dropout": 0.0, "embedding_dropout": 0.0},
-        training={"max_updates": 120, "warmup_updates": 10, "label_smoothing": 0.0},
-        validation={"every": 120},
+        model={"type": "rnn", "dropout": 0.0, "embedding_dropout": 0.0},
+        training={"max_updates": 250, "warmup_updates": 10, "label_smoothing": 0.0},
+        validation={"every": 250},
     )
     translator = Translator(fit(few, tmp_path / "run"))
     right = sum(
@@ -125,7 +124,11 @@ def test_learned_positions_end(run: Nmt, tmp_path: Path) -> None:
     assert max(len(found.hypotheses[0].ids) for found in translator.translations(LINES)) == 15
     long = "der hund " * 20
     with pytest.raises(DataError, match="16 positions"):
-        translator.score(["the dog"], [long])
+        translator.score([long], ["der hund"])
+    code, scores, said = run("score", "-m", model, stdin=f"the dog\tder hund\nthe dog\t{long}\n{long}\tder\n".encode())
+    assert code == 3 and [bool(line) for line in scores.splitlines()] == [True, False, False]
+    assert said.count("16 positions") == 2 and "line 3" in said
+    assert len(translator.translations(["the dog"], prefixes=[long])[0].hypotheses[0].ids) == 15
     refused(run("attn-plot", "-m", model, "--src", long, "-o", tmp_path / "map.png"), 3, "16 positions")
     assert not torch.isnan(bundle.model(torch.ones(1, 40).long(), torch.ones(1, 4).long())).any()  # padding beyond
 
@@ -141,6 +144,11 @@ def test_other_programs_get_no_other_attention(kind: dict[str, Any], key: str, t
     pytest.importorskip("ctranslate2")
     with pytest.raises(ConfigError, match=f"{key} = "):
         export_ctranslate2(tiny.random_bundle(**kind), tmp_path)
+
+
+def test_heads_of_the_other_type_do_not_matter(tmp_path: Path) -> None:
+    bundle = tiny.random_bundle(type="rnn", d_model=4, num_heads=8)
+    assert len(Translator(tiny.save(bundle, tmp_path / "model")).translate(LINES)) == len(LINES)
 
 
 def test_keys_of_the_other_type_are_named(

@@ -1,6 +1,6 @@
 """`nmt score`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -69,11 +69,17 @@ def score(
             overflows.look([hypothesis] if hypothesis else [])
             return _answer(pair, hypothesis, translator.bundle.tokenizer, format)
 
+        def find(window: list[_Pair]) -> "list[Hypothesis | None]":
+            texts = [("", "") if pair.error else (pair.src, pair.tgt) for pair in window]
+            return translator.score([src for src, _ in texts], [tgt for _, tgt in texts])
+
+        if translator.has_limit:
+            pairs = (p if p.error else replace(p, error=translator.too_long(p.src, p.tgt)) for p in pairs)
         streams.answer(
             pairs,
             out,
             bad,
-            lambda window: translator.score([pair.src for pair in window], [pair.tgt for pair in window]),
+            find,
             answer,
             turns,
         )

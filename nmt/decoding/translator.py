@@ -115,7 +115,7 @@ class Translator:
         )
         self._width = self.options.n_best if self.decoding.sample else self.options.beam_size
         where = next(self.bundle.model.parameters()).device
-        fitting = _CPU_NUMBERS // self.bundle.config.model.d_ff if where.type == "cpu" else _GPU_TOKENS
+        fitting = _CPU_NUMBERS // self.bundle.config.model.widest if where.type == "cpu" else _GPU_TOKENS
         self._batch_rows, self._batch_tokens = batch_rows, batch_tokens or fitting
         self._head_dim = min(bundle.config.model.head_dim for bundle in bundles)
         self._models = [bundle.model for bundle in bundles]
@@ -173,7 +173,8 @@ class Translator:
         Args:
             prefixes: the target text that each translation is to begin with; pieces, and so whole words, are forced,
                 up to a character that has none. A line with one is not taken apart at sentences: which of them the
-                prefix ends in is not known. If the line is too long, its first part begins with the prefix.
+                prefix ends in is not known. If the line is too long, its first part begins with the prefix. One longer
+                than the positions that a model has learned is cut.
         """
         lines = _as_lines(lines)
         encode_tgt = self.bundle.tokenizer.encode_tgt
@@ -183,7 +184,8 @@ class Translator:
         if prefixes is not None:
             unk = self.bundle.tokenizer.special.unk
             encoded = encode_tgt([clean(text) for text in prefixes])
-            forced = [list(takewhile(lambda piece: piece != unk, ids[:-1])) for ids in encoded]
+            known = [list(takewhile(lambda piece: piece != unk, ids[:-1])) for ids in encoded]
+            forced = [ids[: self._max_positions - 1] for ids in known]
         in_parts = self._cutter.cut([clean(line) for line in lines], [self._splits and not prefix for prefix in forced])
         openings: list[list[int]] = []
         for prefix, parts in zip(forced, in_parts, strict=True):
@@ -193,7 +195,10 @@ class Translator:
         return [self._translation(parts, [next(found) for _ in parts]) for parts in in_parts]
 
     def score(self, src_lines: Iterable[str], tgt_lines: Iterable[str]) -> list[Hypothesis | None]:
-        """Force-decode the given translations, by the steps that a search takes. None where either side is blank."""
+        """Force-decode the given translations, by the steps that a search takes. None where either side is blank.
+
+        Raises: DataError, for a pair that is `too_long`.
+        """
         src_lines, tgt_lines = _as_lines(src_lines), _as_lines(tgt_lines)
         if len(src_lines) != len(tgt_lines):
             raise ValueError(f"{len(tgt_lines)} translations for {len(src_lines)} lines")
@@ -203,6 +208,18 @@ class Translator:
         targets = [ids[:-1] for ids in self.bundle.tokenizer.encode_tgt(cleaned)]
         found = self._found(src_ids, targets, self.force, lambda: None)
         return [hypotheses[0] if hypotheses else None for hypotheses in found]
+
+    def too_long(self, src: str, tgt: str) -> str:
+        """Why the models, which have learned so many positions, cannot be given a pair; empty if they can."""
+        pieces = max(len(self.encode([clean(src)])[0]), len(self.bundle.tokenizer.encode_tgt([clean(tgt)])[0]))
+        if pieces <= self._max_positions:
+            return ""
+        return f"a side has {pieces:,} pieces, but the model has learned {self._max_positions:,} positions"
+
+    @property
+    def has_limit(self) -> bool:
+        """Whether a pair can be `too_long`."""
+        return self._max_positions < sys.maxsize
 
     def encode(self, lines: Sequence[str]) -> list[list[int]]:
         """The pieces of whole source lines as the models are given them: a tag first if there is one, EOS last."""
@@ -240,10 +257,10 @@ class Translator:
     def force(self, src_ids: Sequence[Sequence[int]], tgt_ids: Sequence[Sequence[int]] | None) -> Found:
         """The one hypothesis of each sentence that has these target ids (without EOS)."""
         assert tgt_ids is not None
-        longest = max((len(ids) + 1 for ids in tgt_ids), default=0)
+        longest = max((max(len(src), len(tgt) + 1) for src, tgt in zip(src_ids, tgt_ids, strict=True)), default=0)
         if longest > self._max_positions:
             raise DataError(
-                f"A translation has {longest:,} pieces, but this model has learned {self._max_positions:,} positions."
+                f"A side has {longest:,} pieces, but this model has learned {self._max_positions:,} positions."
             )
         limits = Limits.of([0] * len(tgt_ids), [len(ids) + 1 for ids in tgt_ids], tgt_ids)
         rows = ModelRows(self._models, self._padded(src_ids), [len(ids) for ids in src_ids], 1)

@@ -45,12 +45,18 @@ class Cell(nn.Module):
         from_hidden = self.hidden(state[0])
         if self.is_lstm:
             take, keep, new, give = (from_input + from_hidden).chunk(4, dim=-1)
-            inner = keep.sigmoid() * state[1] + take.sigmoid() * new.tanh()
-            return give.sigmoid() * inner.tanh(), inner
+            inner = _gate(keep) * state[1] + _gate(take) * new.tanh()
+            return _gate(give) * inner.tanh(), inner
         reset, update, new = from_input.chunk(3, dim=-1)
         reset_hidden, update_hidden, new_hidden = from_hidden.chunk(3, dim=-1)
-        fresh = (new + (reset + reset_hidden).sigmoid() * new_hidden).tanh()
-        return (torch.lerp(fresh, state[0], (update + update_hidden).sigmoid()),)
+        fresh = (new + _gate(reset + reset_hidden) * new_hidden).tanh()
+        stays = _gate(update + update_hidden)
+        return (fresh + stays * (state[0] - fresh),)
+
+
+def _gate(x: Tensor) -> Tensor:
+    """The sigmoid. torch's own, and its `lerp`, have other bits in the last numbers of a tensor, by its size."""
+    return 0.5 + 0.5 * (0.5 * x).tanh()
 
 
 class EncoderLayer(nn.Module):

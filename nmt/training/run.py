@@ -210,7 +210,7 @@ def _notes(config: Config, bundle: Bundle) -> Iterator[str]:
     model = config.model
     defaults, used = ModelConfig(), model.used()
     idle = [key for key, value in model.model_dump().items() if key not in used and value != getattr(defaults, key)]
-    if idle:
+    if idle and config.training.init_from is None:
         yield f'note: a model of type = "{model.type}" with these keys does not use {", ".join(idle)}'
     if bundle.model.max_positions is not None:
         yield (
