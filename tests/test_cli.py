@@ -503,6 +503,11 @@ def test_attn_plot(run: Nmt, model: Path, tmp_path: Path) -> None:
     refused(run(*src, "--tgt", "der hund", "--gold", "0-0 0-2"), 2, "0-2 is out of range", "3 words", "the target 2")
     refused(run(*src, "-o", tmp_path / "none" / "b.html", "-q"), 4, "b.html")
     refused(run(*src, "--json", tmp_path / "none" / "b.json", "-q"), 4, "b.json")
+    both = tmp_path / "b.html", "--json", tmp_path / "none" / ".." / "b.html"
+    (tmp_path / "none").mkdir()
+    refused(run(*src, "-o", *both), 2, "are one file")
+    refused(run(*src, "-o", tmp_path / "b.svg", "--json", tmp_path / "nodir" / "x", "-q"), 4, "nodir", "Nothing")
+    refused(run(*src, "-o", tmp_path / "b.svg", "--json", tmp_path, "-q"), 4, "it is a folder")
     refused(run("attn-plot", "-m", model, "--src", " \u200b", "-o", tmp_path / "b.png"), 3, "must not be blank")
     refused(run(*src, "--tgt", "", "-o", tmp_path / "b.png"), 3, "must not be blank")
     assert not list(tmp_path.glob("b.*"))
