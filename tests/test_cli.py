@@ -518,7 +518,7 @@ def test_attn_plot_without_a_file_and_as_numbers_and_as_a_page(run: Nmt, model: 
     code, out, err = run(*pair)
     assert code == 0 and "no causal explanation" in err and "\x1b" not in out
     text, title, head, *rows = out.splitlines()
-    assert text == "der hund klein" and "cross-attention" in title and "entropy" in title
+    assert text == "der hund klein" and "cross-attention" in title and "mean entropy of 4 heads" in title
     assert head.split() == ["the", "small", "dog", "</s>"]
     assert [row.split()[0] for row in rows[:4]] == ["der", "hund", "klein", "</s>"]
     assert "[" in rows[0] and "(" in rows[1]

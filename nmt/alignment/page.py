@@ -73,11 +73,11 @@ def _record(maps: Maps, steps: int) -> dict[str, Any]:
 
 
 def _entropies(maps: Maps) -> list[list[float]]:
-    """Of each layer and head; 0 stands for the mean of all."""
+    """Of each layer and head; 0 stands for all, whose entropies are averaged."""
     layers, heads = (range(size) for size in maps.weights.shape[:2])
     return [
         [
-            round(float(entropy_bits(Choice(layer or None, head or None).of(maps).mean((0, 1)))), 4)
+            round(float(entropy_bits(Choice(layer or None, head or None).of(maps)).mean()), 4)
             for head in (0, *(each + 1 for each in heads))
         ]
         for layer in (0, *(each + 1 for each in layers))

@@ -53,7 +53,10 @@ def attn_plot(
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Draw what each target word looked at in the source: attention of one sentence pair."""
+    """Draw what each target word looked at in the source: attention of one sentence pair.
+
+    Entropy is over what is shown, words or with --pieces pieces: the mean of its rows, and of the heads if several.
+    """
     from nmt.alignment.view import CAUTION, Choice
     from nmt.storage.atomic import replace_file
 
@@ -190,12 +193,11 @@ def _foot(maps: "Maps") -> str:
 
 
 def _title(maps: "Maps", attention: Attention, choice: "Choice", grid: bool = False) -> str:
-    from nmt.alignment.view import NAMES, entropy_bits
+    from nmt.alignment.view import NAMES, entropy_text
 
     if grid:
         return f"{NAMES[attention.value]}: layers and heads, entropy of each"
-    entropy = entropy_bits(choice.of(maps).mean((0, 1)))
-    return f"{NAMES[attention.value]}, {choice.names(maps)}, entropy {entropy:.2f} bits"
+    return f"{NAMES[attention.value]}, {choice.names(maps)}, {entropy_text(choice.of(maps))}"
 
 
 def _record(views: list["PairView"]) -> str:

@@ -14,7 +14,7 @@ import pytest
 
 from alignment.cases import HOSTILE, SCRIPTS, view
 from nmt.alignment.page import write_page
-from nmt.alignment.view import Choice, Maps, entropy_bits
+from nmt.alignment.view import Choice, Maps, entropy_text
 
 sync_api = pytest.importorskip("playwright.sync_api")
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -92,8 +92,7 @@ def test_every_control(browser: Any, tmp_path: Path, figure: Callable[..., None]
     done: dict[str, bool] = {}
 
     def entropy_is(maps: Maps, choice: Choice) -> bool:
-        value = entropy_bits(choice.of(maps).mean((0, 1)))
-        return bool(first.locator(".entropy").inner_text() == f"entropy {value:.2f} bits")
+        return bool(first.locator(".entropy").inner_text() == entropy_text(choice.of(maps)))
 
     page.word("rows", 1).hover()
     done["what is asked for is shown first"] = entropy_is(cross, Choice(2, None))

@@ -9,7 +9,7 @@ import pytest
 from alignment.cases import HOSTILE, maps, view
 from nmt.alignment.maps import pair_maps
 from nmt.alignment.terminal import as_text
-from nmt.alignment.view import Choice, Link, PairView, as_record, entropy_bits, shown_maps, with_gold
+from nmt.alignment.view import Choice, Link, PairView, as_record, entropy_bits, entropy_text, shown_maps, with_gold
 from nmt.alignment.words import word_spans
 from nmt.bundle import Bundle
 from nmt.decoding.translator import Translator
@@ -92,6 +92,9 @@ def test_a_model_without_self_attention_shows_cross_attention_alone(bundle: Bund
 def test_entropy_by_hand() -> None:
     weights = np.array([[[1.0, 0, 0, 0], [0.25] * 4], [[0.5, 0.5, 0, 0], [0.5, 0.25, 0.25, 0]]])
     np.testing.assert_allclose(entropy_bits(weights), [1.0, 1.25])
+    sharp = np.eye(2)[None, :, None]  # two heads that each look at one thing, at another one
+    assert entropy_text(sharp) == "mean entropy of 2 heads 0.00 bits" and entropy_bits(sharp.mean((0, 1))) == 1
+    assert entropy_text(weights[None, :1]) == "entropy 1.00 bits"
 
 
 def test_choice() -> None:
