@@ -83,7 +83,7 @@ def attn_plot(
                 say(f"warning: {warning}")
     if json_path is not None:
         replace_file(json_path, record.encode())
-    if not quiet:
+    if not quiet and output is None:  # a picture or page carries it
         say(f"note: {CAUTION}")
     if json_file is not None and json_path is None:
         text = record
