@@ -91,6 +91,7 @@ def test_too_many_and_too_long_labels_are_thinned_and_cut_with_a_note(tmp_path: 
     ]
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert "<!-- w2 -->" in text and "<!-- w0 -->" not in text
+    assert f"<!-- {notes[1]}. -->" in text and notes[0] not in text
 
 
 def test_glyphs_come_from_any_installed_font_else_are_named(
@@ -208,6 +209,17 @@ def test_a_grid_has_its_labels_once_and_a_caption_each(tmp_path: Path) -> None:
     text = (tmp_path / "a.svg").read_text("utf-8")
     assert notes == [] and text.count("<!-- zz -->") == 2 and text.count("<!-- &lt;s&gt; -->") == 3
     assert all(f"<!-- {caption} -->" in text for row in captions for caption in row) and "<!-- a foot -->" in text
+
+
+def test_a_faint_map_of_a_grid_goes_by_its_own_peak(tmp_path: Path) -> None:
+    clear, faint = np.eye(4), np.full((4, 4), 0.2) + 0.2 * np.eye(4)
+    plot_attention(
+        np.array([[clear, faint]]), list("abcd"), list("wxyz"), tmp_path / "a.svg", captions=[["L1 H1", "L1 H2"]]
+    )
+    text = (tmp_path / "a.svg").read_text("utf-8")
+    assert text.count("darkest 0.4") == 1 and "darkest: 1, or as said" in text
+    plot_attention(np.array([[clear, clear]]), list("abcd"), list("wxyz"), tmp_path / "b.svg", captions=[["", ""]])
+    assert "darkest" not in (tmp_path / "b.svg").read_text("utf-8")
 
 
 def test_hidden_cells_are_grey_and_gold_links_outlined(tmp_path: Path) -> None:
