@@ -143,8 +143,17 @@ def test_as_text() -> None:
     assert [len(row.split()) for row in blank] == [2, 3, 4, 5]  # what is hidden stays blank
     best = as_text(cross, weights, "title", width=20, colour=False)
     strongest = cross.columns[int(weights[0].argmax())]
-    assert best.splitlines()[1].startswith(f"   der {strongest} ") and "small" in best and "[" in best and "(" in best
+    assert "the three most" in best and f"\n   der {strongest} " in best and "small" in best
+    assert "[n]" not in best and "[" in best and "(" in best
     assert "\x1b" not in text + best and "\x1b[" in as_text(cross, weights, "title", width=80, colour=True)
+
+
+def test_words_that_occur_again_have_their_place() -> None:
+    columns = ["room", *(f"w{i}" for i in range(30)), "room"]
+    weights = np.array([[0.2, 0.1, *[0.0] * 29, 0.7]])
+    text = as_text(maps(["raum"], columns, "encoder"), weights, "title", width=80, colour=False)
+    help_line = "the three most looked at, in percent, word[n]: the n-th of them all"
+    assert text == f"title\n{help_line}\nraum room[32] 70, room[1] 20, w0 10\n"
 
 
 @pytest.mark.parametrize("width", [20, 80, 400])
