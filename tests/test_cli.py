@@ -22,6 +22,7 @@ import typer
 
 import nmt
 import tiny
+from nmt.alignment import plot
 from nmt.bundle import list_checkpoints
 from nmt.cli import _run, main
 from nmt.cli.app import app
@@ -512,6 +513,16 @@ def test_attn_plot(run: Nmt, model: Path, tmp_path: Path) -> None:
     refused(run("attn-plot", "-m", model, "--src", " \u200b", "-o", tmp_path / "b.png"), 3, "must not be blank")
     refused(run(*src, "--tgt", "", "-o", tmp_path / "b.png"), 3, "must not be blank")
     assert not list(tmp_path.glob("b.*"))
+
+
+def test_attn_plot_says_even_if_quiet_that_a_picture_is_wrong(
+    run: Nmt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = ["3 labels cut", f"{plot.NO_FONT} x"]
+    monkeypatch.setattr(plot, "plot_attention", lambda *_, **__: notes)
+    command = ("attn-plot", "-m", model, "--src", "the dog", "-o", tmp_path / "a.png")
+    assert run(*command)[2] == "warning: 3 labels cut\nwarning: no installed font has x\n"
+    assert run(*command, "-q")[2] == "warning: no installed font has x\n"
 
 
 def test_attn_plot_without_a_file_and_as_numbers_and_as_a_page(run: Nmt, model: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from nmt.alignment.view import Link, darkest, printable
 from nmt.errors import ConfigError, DataError
 from nmt.storage.atomic import replace_file
 
+NO_FONT = "no installed font has"  # how the warning begins that a picture is wrong
 FORMATS = ("png", "svg", "pdf")
 MAX_SIDE_IN = 30.0  # of all maps together; 300 labels then still have 0.1 inch each
 CELL_IN = 0.36
@@ -265,7 +266,10 @@ def _choose_fonts(text: str, notes: list[str]) -> list[str]:
             families += [entry.name] if found else []
             missing -= found
     if missing:
-        notes.append(f"no installed font has {' '.join(sorted(missing))}; such characters are drawn as boxes")
+        notes.append(
+            f"{NO_FONT} {' '.join(sorted(missing))}; such characters are drawn as boxes. Install a font that has them, "
+            f"such as Noto Sans CJK, or draw a page, for the browser has its own: -o FILE.html."
+        )
     return families
 
 

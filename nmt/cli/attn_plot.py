@@ -78,8 +78,10 @@ def attn_plot(
 
         write_page(views, output, attention.value, choice)
     elif output is not None:
+        from nmt.alignment.plot import NO_FONT
+
         for warning in _picture(chosen[0], output, attention, choice, grid):
-            if not quiet:
+            if not quiet or warning.startswith(NO_FONT):  # then the picture is wrong
                 say(f"warning: {warning}")
     if json_path is not None:
         replace_file(json_path, record.encode())
