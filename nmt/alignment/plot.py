@@ -28,6 +28,10 @@ GAP_IN = 0.45  # between those, with room for a caption of two lines
 MIN_LABEL_IN = 0.09  # closer labels would be too small to read, so that only every k-th is shown
 MAX_LABEL_CHARS = 40
 MAX_TITLE_CHARS = 120
+TITLE_PT, SMALL_TITLE_PT, FOOT_PT = 11, 9, 7
+LETTER_EM = 0.55  # mean width, a little more than it is
+BAR_IN = 0.75  # of the colour bar right of the map, with its numbers
+MIN_LINE_CHARS, MAX_LINE_CHARS = 30, 120
 DPI = 150
 _GOLD, _HIDDEN = "#d95f02", "#dcdcdc"
 
@@ -97,10 +101,13 @@ def plot_attention(
         hidden = np.zeros(grid.shape[-2:], dtype=bool) if seen is None else ~seen
         figure = _draw(np.ma.array(grid, mask=np.broadcast_to(hidden, grid.shape)), columns, rows, links, captions)
         if head:
-            figure.axes[0].set_title(head, loc="left", fontsize=11, parse_math=False)
+            lines, font_pt = _wrap(head, figure, TITLE_PT), TITLE_PT
+            if len(lines) > 1:
+                lines, font_pt = _wrap(head, figure, SMALL_TITLE_PT), SMALL_TITLE_PT
+            figure.axes[0].set_title("\n".join(lines), loc="left", fontsize=font_pt, parse_math=False)
         below = figure.axes[grid.shape[1] * (grid.shape[0] - 1)]
         foot = " ".join([foot, *(f"{note}." for note in thinned)]).strip()
-        _below(below, "\n".join(textwrap.wrap(foot, 75)), 34 if captions else 8, 7)
+        _below(below, "\n".join(_wrap(foot, figure, FOOT_PT)), 34 if captions else 8, FOOT_PT)
         _save(figure, path, file_format)
     return notes
 
@@ -192,6 +199,12 @@ def _draw(
     if len({top for row in tops for top in row}) > 1:  # no scale is that of all
         colours.set_ticks([0, top], labels=["0", "darkest: 1, or as said"])
     return figure
+
+
+def _wrap(text: str, figure: Any, font_pt: int) -> list[str]:
+    """Lines no wider than the maps and their colour bar, as far as that makes sense."""
+    room = int((figure.get_figwidth() + BAR_IN) * 72 / (LETTER_EM * font_pt))
+    return textwrap.wrap(text, min(max(room, MIN_LINE_CHARS), MAX_LINE_CHARS))
 
 
 def _outline(axes: Any, links: Sequence[Link], cell_in: float) -> None:

@@ -211,6 +211,15 @@ def test_a_grid_has_its_labels_once_and_a_caption_each(tmp_path: Path) -> None:
     assert all(f"<!-- {caption} -->" in text for row in captions for caption in row) and "<!-- a foot -->" in text
 
 
+def test_a_long_title_makes_a_small_picture_no_wider(tmp_path: Path) -> None:
+    def width(title: str, foot: str) -> int:
+        plot_attention(np.eye(3), list("abc"), list("xyz"), tmp_path / "a.png", title=title, foot=foot)
+        return Image.open(tmp_path / "a.png").size[0]
+
+    assert width("mean entropy of 8 heads " * 5, "weights are no explanation " * 6) < 1.4 * width("", "")
+    assert width("m" * 120, "") > 1.4 * width("", "")  # the control: letters wider than reckoned with
+
+
 def test_a_faint_map_of_a_grid_goes_by_its_own_peak(tmp_path: Path) -> None:
     clear, faint = np.eye(4), np.full((4, 4), 0.2) + 0.2 * np.eye(4)
     plot_attention(
