@@ -67,6 +67,18 @@ def test_hostile_labels_stay_in_the_data(tmp_path: Path) -> None:
     assert text.count("<") == plain.count("<") and "window.hit=1" in text
 
 
+def test_models_are_named_as_short_as_tells_them_apart(tmp_path: Path) -> None:
+    def names(*paths: str) -> list[str]:
+        write_page([view(["a"], ["x"], name=path) for path in paths], tmp_path / "a.html", "cross", Choice())
+        record = written(tmp_path / "a.html")[1]
+        assert [model["path"] for model in record["models"]] == list(paths)
+        return [model["name"] for model in record["models"]]
+
+    assert names("/long/way/runs/one", "two") == ["runs/one", "two"]
+    assert names("/a/runs/one", "/b/runs/one") == ["/a/runs/one", "/b/runs/one"]
+    assert names("/a/runs/one", "/a/runs/one") == ["runs/one", "runs/one"]
+
+
 def test_an_unwritable_path(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"a\.html"):
         write_page([view(["a"], ["x"])], tmp_path / "none" / "a.html", "cross", Choice())
