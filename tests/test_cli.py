@@ -22,6 +22,7 @@ import typer
 
 import nmt
 import tiny
+from nmt.alignment import plot
 from nmt.bundle import list_checkpoints
 from nmt.cli import _run, main
 from nmt.cli.app import app
@@ -487,7 +488,8 @@ def test_model_info(run: Nmt, model: Path) -> None:
 def test_attn_plot(run: Nmt, model: Path, tmp_path: Path) -> None:
     picture = tmp_path / "a.png"
     src = ("attn-plot", "-m", model, "--src", "the small dog")
-    code, out, _ = run(*src, "-o", picture)
+    code, out, err = run(*src, "-o", picture)
+    assert "causal" not in err  # the picture says it
     assert code == 0 and picture.read_bytes().startswith(b"\x89PNG")
     assert out == run("translate", "-m", model, stdin=b"the small dog\n")[1]
     code, out, _ = run(*src, "-o", tmp_path / "a.svg", "--tgt", "der hund", "--layer", 2, "--head", 1, "--pieces")
@@ -503,9 +505,24 @@ def test_attn_plot(run: Nmt, model: Path, tmp_path: Path) -> None:
     refused(run(*src, "--tgt", "der hund", "--gold", "0-0 0-2"), 2, "0-2 is out of range", "3 words", "the target 2")
     refused(run(*src, "-o", tmp_path / "none" / "b.html", "-q"), 4, "b.html")
     refused(run(*src, "--json", tmp_path / "none" / "b.json", "-q"), 4, "b.json")
+    both = tmp_path / "b.html", "--json", tmp_path / "none" / ".." / "b.html"
+    (tmp_path / "none").mkdir()
+    refused(run(*src, "-o", *both), 2, "are one file")
+    refused(run(*src, "-o", tmp_path / "b.svg", "--json", tmp_path / "nodir" / "x", "-q"), 4, "nodir", "Nothing")
+    refused(run(*src, "-o", tmp_path / "b.svg", "--json", tmp_path, "-q"), 4, "it is a folder")
     refused(run("attn-plot", "-m", model, "--src", " \u200b", "-o", tmp_path / "b.png"), 3, "must not be blank")
     refused(run(*src, "--tgt", "", "-o", tmp_path / "b.png"), 3, "must not be blank")
     assert not list(tmp_path.glob("b.*"))
+
+
+def test_attn_plot_says_even_if_quiet_that_a_picture_is_wrong(
+    run: Nmt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = ["3 labels cut", f"{plot.NO_FONT} x"]
+    monkeypatch.setattr(plot, "plot_attention", lambda *_, **__: notes)
+    command = ("attn-plot", "-m", model, "--src", "the dog", "-o", tmp_path / "a.png")
+    assert run(*command)[2] == "warning: 3 labels cut\nwarning: no installed font has x\n"
+    assert run(*command, "-q")[2] == "warning: no installed font has x\n"
 
 
 def test_attn_plot_without_a_file_and_as_numbers_and_as_a_page(run: Nmt, model: Path, tmp_path: Path) -> None:
@@ -513,7 +530,7 @@ def test_attn_plot_without_a_file_and_as_numbers_and_as_a_page(run: Nmt, model: 
     code, out, err = run(*pair)
     assert code == 0 and "no causal explanation" in err and "\x1b" not in out
     text, title, head, *rows = out.splitlines()
-    assert text == "der hund klein" and "cross-attention" in title and "entropy" in title
+    assert text == "der hund klein" and "cross-attention" in title and "mean entropy of 4 heads" in title
     assert head.split() == ["the", "small", "dog", "</s>"]
     assert [row.split()[0] for row in rows[:4]] == ["der", "hund", "klein", "</s>"]
     assert "[" in rows[0] and "(" in rows[1]

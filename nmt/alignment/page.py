@@ -33,13 +33,19 @@ def write_page(views: Sequence[PairView], path: Path, kind: str, choice: Choice)
     weights = sum(maps.weights.size for view in views for maps in view.maps.values())
     steps = _FINE if weights <= _MOST_FINE else _COARSE
     models = []
-    for view in views:
+    for view, name in zip(views, _names([view.model for view in views]), strict=True):
         kinds = {name: _record(maps, steps) for name, maps in view.maps.items()}
-        models.append({"name": view.model, "source": view.source, "kinds": kinds})
+        models.append({"name": name, "path": view.model, "source": view.source, "kinds": kinds})
     first = {"kind": kind, "layer": choice.layer or 0, "head": choice.head or 0}
     record = {"caution": CAUTION, "names": NAMES, "models": models, **first}
     template = files("nmt.alignment").joinpath("page.html").read_text("utf-8")
     replace_file(path, _filled(template, record).encode())
+
+
+def _names(paths: Sequence[str]) -> list[str]:
+    """The last two parts of each path; whole paths, if those are the same for different ones."""
+    short = {path: "/".join(Path(path).parts[-2:]) for path in paths}
+    return [short[path] if len(set(short.values())) == len(short) else path for path in paths]
 
 
 def _filled(template: str, record: dict[str, Any]) -> str:
@@ -73,11 +79,11 @@ def _record(maps: Maps, steps: int) -> dict[str, Any]:
 
 
 def _entropies(maps: Maps) -> list[list[float]]:
-    """Of each layer and head; 0 stands for the mean of all."""
+    """Of each layer and head; 0 stands for all, whose entropies are averaged."""
     layers, heads = (range(size) for size in maps.weights.shape[:2])
     return [
         [
-            round(float(entropy_bits(Choice(layer or None, head or None).of(maps).mean((0, 1)))), 4)
+            round(float(entropy_bits(Choice(layer or None, head or None).of(maps)).mean()), 4)
             for head in (0, *(each + 1 for each in heads))
         ]
         for layer in (0, *(each + 1 for each in layers))

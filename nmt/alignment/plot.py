@@ -19,14 +19,19 @@ from nmt.alignment.view import Link, darkest, printable
 from nmt.errors import ConfigError, DataError
 from nmt.storage.atomic import replace_file
 
+NO_FONT = "no installed font has"  # how the warning begins that a picture is wrong
 FORMATS = ("png", "svg", "pdf")
 MAX_SIDE_IN = 30.0  # of all maps together; 300 labels then still have 0.1 inch each
 CELL_IN = 0.36
 GRID_CELL_IN = 0.16  # where several maps share a picture
-GAP_IN = 0.35  # between those, with room for a caption
+GAP_IN = 0.45  # between those, with room for a caption of two lines
 MIN_LABEL_IN = 0.09  # closer labels would be too small to read, so that only every k-th is shown
 MAX_LABEL_CHARS = 40
 MAX_TITLE_CHARS = 120
+TITLE_PT, SMALL_TITLE_PT, FOOT_PT = 11, 9, 7
+LETTER_EM = 0.55  # mean width, a little more than it is
+BAR_IN = 0.75  # of the colour bar right of the map, with its numbers
+MIN_LINE_CHARS, MAX_LINE_CHARS = 30, 120
 DPI = 150
 _GOLD, _HIDDEN = "#d95f02", "#dcdcdc"
 
@@ -71,7 +76,7 @@ def plot_attention(
         axes: what rows are, and columns.
         seen: (rows, columns); cells where it is False are grey.
         links: cells with an outline, a dashed one if not sure.
-        captions: of each map in a grid.
+        captions: of each map in a grid. Each has the scale of `darkest`, and says it, if it is not that to 1.
         foot: a text below.
     Raises ConfigError for another suffix, DataError for an empty map, one that does not fit its labels or
     holds NaN or infinity, StorageError where the file cannot be written.
@@ -89,14 +94,20 @@ def plot_attention(
 
     with _default_settings() as settings:
         settings["font.family"] = _choose_fonts("".join([*src, *tgt, *axes, head, foot]), notes)
-        columns = _Labels(axes[1], src, _side(len(src), axes[1], notes, grid.shape[1]))
-        rows = _Labels(axes[0], tgt, _side(len(tgt), axes[0], notes, grid.shape[0]))
+        thinned: list[str] = []
+        columns = _Labels(axes[1], src, _side(len(src), axes[1], thinned, grid.shape[1]))
+        rows = _Labels(axes[0], tgt, _side(len(tgt), axes[0], thinned, grid.shape[0]))
+        notes += thinned
         hidden = np.zeros(grid.shape[-2:], dtype=bool) if seen is None else ~seen
         figure = _draw(np.ma.array(grid, mask=np.broadcast_to(hidden, grid.shape)), columns, rows, links, captions)
         if head:
-            figure.axes[0].set_title(head, loc="left", fontsize=11, parse_math=False)
+            lines, font_pt = _wrap(head, figure, TITLE_PT), TITLE_PT
+            if len(lines) > 1:
+                lines, font_pt = _wrap(head, figure, SMALL_TITLE_PT), SMALL_TITLE_PT
+            figure.axes[0].set_title("\n".join(lines), loc="left", fontsize=font_pt, parse_math=False)
         below = figure.axes[grid.shape[1] * (grid.shape[0] - 1)]
-        _below(below, "\n".join(textwrap.wrap(foot, 75)), 24 if captions else 8, 7)
+        foot = " ".join([foot, *(f"{note}." for note in thinned)]).strip()
+        _below(below, "\n".join(_wrap(foot, figure, FOOT_PT)), 34 if captions else 8, FOOT_PT)
         _save(figure, path, file_format)
     return notes
 
@@ -166,7 +177,7 @@ def _draw(
     width = heads * (columns.side.inches + GAP_IN) - GAP_IN
     height = layers * (rows.side.inches + GAP_IN) - GAP_IN
     figure = Figure(figsize=(width, height), dpi=DPI)
-    top = darkest(grid)
+    tops = [[darkest(each) for each in row] for row in grid]  # a faint map among clear ones is still to be seen
     for layer, head in np.ndindex(layers, heads):
         left = head * (columns.side.inches + GAP_IN)
         bottom = height - rows.side.inches - layer * (rows.side.inches + GAP_IN)
@@ -174,16 +185,26 @@ def _draw(
             (left / width, bottom / height, columns.side.inches / width, rows.side.inches / height),
             facecolor=_HIDDEN,
         )
+        top = tops[layer][head]
         image = axes.imshow(grid[layer, head], cmap="Blues", vmin=0, vmax=top, aspect="auto", interpolation="nearest")
         _outline(axes, links, columns.side.inches / len(columns.texts))
         _label(axes, columns if layer == 0 else None, rows if head == 0 else None)
         if captions:
-            _below(axes, captions[layer][head], 4, 8, centred=True)
+            faint = f"\ndarkest {top:.2g}" if top != 1 else ""
+            _below(axes, captions[layer][head] + faint, 4, 8, centred=True)
 
     bar_in = min(height, 4.0)
     bar = figure.add_axes((1 + 0.2 / width, 1 - bar_in / height, 0.15 / width, bar_in / height))
-    figure.colorbar(image, cax=bar)
+    colours = figure.colorbar(image, cax=bar)
+    if len({top for row in tops for top in row}) > 1:  # no scale is that of all
+        colours.set_ticks([0, top], labels=["0", "darkest: 1, or as said"])
     return figure
+
+
+def _wrap(text: str, figure: Any, font_pt: int) -> list[str]:
+    """Lines no wider than the maps and their colour bar, as far as that makes sense."""
+    room = int((figure.get_figwidth() + BAR_IN) * 72 / (LETTER_EM * font_pt))
+    return textwrap.wrap(text, min(max(room, MIN_LINE_CHARS), MAX_LINE_CHARS))
 
 
 def _outline(axes: Any, links: Sequence[Link], cell_in: float) -> None:
@@ -258,7 +279,10 @@ def _choose_fonts(text: str, notes: list[str]) -> list[str]:
             families += [entry.name] if found else []
             missing -= found
     if missing:
-        notes.append(f"no installed font has {' '.join(sorted(missing))}; such characters are drawn as boxes")
+        notes.append(
+            f"{NO_FONT} {' '.join(sorted(missing))}; such characters are drawn as boxes. Install a font that has them, "
+            f"such as Noto Sans CJK, or draw a page, for the browser has its own: -o FILE.html."
+        )
     return families
 
 

@@ -12,7 +12,8 @@ from rich.text import Text
 
 from nmt.alignment.view import Link, Maps, darkest
 
-_BEST = 3
+_BEST, _BEST_HELP = 3, "the three most looked at, in percent"
+_REPEATED_HELP = ", word[n]: the n-th of them all"
 _LONGEST_LABEL, _LONGEST_ROW_LABEL = 10, 20  # terminal cells
 _GOLD_HELP = "[sure] and (possible) gold links"
 
@@ -23,7 +24,11 @@ def as_text(maps: Maps, weights: NDArray[np.float64], title: str, *, width: int,
     console = Console(file=out, width=width, force_terminal=colour, no_color=not colour or None, highlight=False)
     console.print(Text(title), soft_wrap=True)
     marks = {(link.row, link.column): link for link in maps.links}
-    console.print(_table(maps, weights, marks, width) or _list(maps, weights, marks))
+    table = _table(maps, weights, marks, width)
+    if table is None:
+        repeated = len(set(maps.columns)) < len(maps.columns)
+        console.print(Text(_BEST_HELP + (_REPEATED_HELP if repeated else "")))
+    console.print(table or _list(maps, weights, marks))
     if marks:
         console.print(Text(_GOLD_HELP))
     return "".join(f"{line.rstrip()}\n" for line in out.getvalue().splitlines())
@@ -66,7 +71,8 @@ def _list(maps: Maps, weights: NDArray[np.float64], marks: dict[tuple[int, int],
         parts = []
         for column in [*best.tolist(), *gold]:
             weight = _percent(weights[row, column], marks.get((row, column)))
-            parts.append(f"{_cut(maps.columns[column], _LONGEST_ROW_LABEL)} {weight}")
+            place = f"[{column + 1}]" if maps.columns.count(maps.columns[column]) > 1 else ""
+            parts.append(f"{_cut(maps.columns[column], _LONGEST_ROW_LABEL)}{place} {weight}")
         table.add_row(_cut(label, rows_width), Text(", ".join(parts)))
     return table
 

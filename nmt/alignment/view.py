@@ -114,6 +114,13 @@ def entropy_bits(weights: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
     return np.asarray(-(weights * logs).sum(-1).mean(-1) + 0.0)
 
 
+def entropy_text(weights: NDArray[np.floating[Any]]) -> str:
+    """Of (layers, heads, rows, columns), as "mean entropy of 16 heads 1.48 bits": not that of their mean."""
+    heads = weights.shape[0] * weights.shape[1]
+    name = "entropy" if heads == 1 else f"mean entropy of {heads} heads"
+    return f"{name} {entropy_bits(weights).mean():.2f} bits"
+
+
 def darkest(weights: NDArray[np.floating[Any]]) -> float:
     """The weight to be drawn darkest. Maps with a clear peak share one scale; a faint one goes by its own peak."""
     peak = float(weights.max())

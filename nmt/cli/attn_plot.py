@@ -11,7 +11,7 @@ import typer
 
 from nmt.cli.options import Device, Quiet
 from nmt.cli.streams import say, to_json
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, StorageError
 
 if TYPE_CHECKING:
     from nmt.alignment.view import Choice, Maps, PairView
@@ -53,11 +53,17 @@ def attn_plot(
     device: Device = "auto",
     quiet: Quiet = False,
 ) -> None:
-    """Draw what each target word looked at in the source: attention of one sentence pair."""
+    """Draw what each target word looked at in the source: attention of one sentence pair.
+
+    Entropy is over what is shown, words or with --pieces pieces: the mean of its rows, and of the heads if several.
+    """
     from nmt.alignment.view import CAUTION, Choice
+    from nmt.storage.atomic import replace_file
 
     suffix = None if output is None else output.suffix.lower()
     _check_together(suffix, output, len(model), attention, grid, pieces, gold)
+    json_path = None if json_file is None or str(json_file) == "-" else json_file
+    _check_places(output, json_path)
     src, tgt = _text(src), None if tgt is None else _text(tgt)
     if not src or tgt == "":
         raise DataError("--src and --tgt must not be blank: there is nothing to draw.")
@@ -66,17 +72,28 @@ def attn_plot(
     chosen = [_kind(view, attention) for view in views]
     for maps in chosen:
         choice.of(maps)  # refuses a layer that is not there, before anything is written
+    record = "" if json_file is None else _record(views)
     if output is not None and suffix == _PAGE:
         from nmt.alignment.page import write_page
 
         write_page(views, output, attention.value, choice)
     elif output is not None:
+        from nmt.alignment.plot import NO_FONT
+
         for warning in _picture(chosen[0], output, attention, choice, grid):
-            if not quiet:
+            if not quiet or warning.startswith(NO_FONT):  # then the picture is wrong
                 say(f"warning: {warning}")
-    if not quiet:
+    if json_path is not None:
+        replace_file(json_path, record.encode())
+    if not quiet and output is None:  # a picture or page carries it
         say(f"note: {CAUTION}")
-    _print(views, chosen, attention, choice, output, json_file)
+    if json_file is not None and json_path is None:
+        text = record
+    elif output is None and json_file is None:
+        text = _in_terminal(views, chosen, attention, choice)
+    else:
+        text = "".join(f"{view.target}\n" for view in views)
+    sys.stdout.buffer.write(text.encode())
 
 
 def _check_together(
@@ -99,6 +116,20 @@ def _check_together(
         raise ConfigError("--gold links words: leave --pieces out.")
     if gold is not None and attention is not Attention.cross and suffix != _PAGE:
         raise ConfigError(f"--gold links source and target: --attention {attention.value} has no place for them.")
+
+
+def _check_places(output: Path | None, json_path: Path | None) -> None:
+    """Refuse places that cannot hold both results, so that there are never half of them."""
+    if output is not None and json_path is not None and output.resolve() == json_path.resolve():
+        raise ConfigError(f"--output and --json are one file, {output}. Give them different ones.")
+    for path in (output, json_path):
+        if path is None:
+            continue
+        # A file is replaced in its folder; a device or pipe is written to.
+        changed = path if path.exists() and not path.is_file() else path.parent
+        if path.is_dir() or not path.parent.is_dir() or not os.access(changed, os.W_OK):
+            why = "it is a folder" if path.is_dir() else f"{path.parent} is no folder to write in"
+            raise StorageError(f"Cannot write {path}: {why}. Nothing was written; name another file.")
 
 
 def _look(path: Path, src: str, tgt: str | None, device: str, pieces: bool, gold: str | None) -> "PairView":
@@ -164,48 +195,35 @@ def _foot(maps: "Maps") -> str:
 
 
 def _title(maps: "Maps", attention: Attention, choice: "Choice", grid: bool = False) -> str:
-    from nmt.alignment.view import NAMES, entropy_bits
+    from nmt.alignment.view import NAMES, entropy_text
 
     if grid:
         return f"{NAMES[attention.value]}: layers and heads, entropy of each"
-    entropy = entropy_bits(choice.of(maps).mean((0, 1)))
-    return f"{NAMES[attention.value]}, {choice.names(maps)}, entropy {entropy:.2f} bits"
+    return f"{NAMES[attention.value]}, {choice.names(maps)}, {entropy_text(choice.of(maps))}"
 
 
-def _print(
-    views: list["PairView"],
-    chosen: list["Maps"],
-    attention: Attention,
-    choice: "Choice",
-    output: Path | None,
-    json_file: Path | None,
-) -> None:
-    """Numbers if they go to stdout; else the translations; or the maps, if no file was named."""
-    from nmt.alignment.terminal import as_text
+def _record(views: list["PairView"]) -> str:
     from nmt.alignment.view import as_record
-    from nmt.storage.atomic import replace_file
 
-    text = "".join(f"{view.target}\n" for view in views)
-    if json_file is not None:
-        record = to_json({"format_version": _JSON_VERSION, "models": [as_record(view) for view in views]}) + "\n"
-        if str(json_file) == "-":
-            text = record
-        else:
-            replace_file(json_file, record.encode())
-    elif output is None:
-        colour, columns = sys.stdout.isatty(), shutil.get_terminal_size().columns
-        text = "\n".join(
-            f"{view.target}\n"
-            + as_text(
-                maps,
-                choice.of(maps).mean((0, 1)),
-                _title(maps, attention, choice),
-                width=columns,
-                colour=colour,
-            )
-            for view, maps in zip(views, chosen, strict=True)
+    return to_json({"format_version": _JSON_VERSION, "models": [as_record(view) for view in views]}) + "\n"
+
+
+def _in_terminal(views: list["PairView"], chosen: list["Maps"], attention: Attention, choice: "Choice") -> str:
+    """The translations with their maps."""
+    from nmt.alignment.terminal import as_text
+
+    colour, columns = sys.stdout.isatty(), shutil.get_terminal_size().columns
+    return "\n".join(
+        f"{view.target}\n"
+        + as_text(
+            maps,
+            choice.of(maps).mean((0, 1)),
+            _title(maps, attention, choice),
+            width=columns,
+            colour=colour,
         )
-    sys.stdout.buffer.write(text.encode())
+        for view, maps in zip(views, chosen, strict=True)
+    )
 
 
 def _text(argument: str) -> str:

@@ -41,7 +41,7 @@ def test_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             assert np.abs(numbers(of_kind, maps) - maps.weights).max() <= error + 1e-9
             entropy = np.array(of_kind["entropy"])
             np.testing.assert_allclose(entropy[1:, 1:], entropy_bits(maps.weights), atol=1e-4)
-            np.testing.assert_allclose(entropy[0, 0], entropy_bits(maps.weights.mean((0, 1))), atol=1e-4)
+            np.testing.assert_allclose(entropy[0, 0], entropy_bits(maps.weights).mean(), atol=1e-4)
         assert record["models"][0]["kinds"]["decoder"]["causal"] == [0, 1, 2]
         assert record["models"][0]["kinds"]["cross"]["causal"] is None
 
@@ -65,6 +65,18 @@ def test_hostile_labels_stay_in_the_data(tmp_path: Path) -> None:
     (text, record), (plain, _) = written(tmp_path / "a.html"), written(tmp_path / "b.html")
     assert record["models"][0]["kinds"]["cross"]["columns"] == [*HOSTILE, "</s>"]
     assert text.count("<") == plain.count("<") and "window.hit=1" in text
+
+
+def test_models_are_named_as_short_as_tells_them_apart(tmp_path: Path) -> None:
+    def names(*paths: str) -> list[str]:
+        write_page([view(["a"], ["x"], name=path) for path in paths], tmp_path / "a.html", "cross", Choice())
+        record = written(tmp_path / "a.html")[1]
+        assert [model["path"] for model in record["models"]] == list(paths)
+        return [model["name"] for model in record["models"]]
+
+    assert names("/long/way/runs/one", "two") == ["runs/one", "two"]
+    assert names("/a/runs/one", "/b/runs/one") == ["/a/runs/one", "/b/runs/one"]
+    assert names("/a/runs/one", "/a/runs/one") == ["runs/one", "runs/one"]
 
 
 def test_an_unwritable_path(tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def test_too_many_and_too_long_labels_are_thinned_and_cut_with_a_note(tmp_path: 
     ]
     text = (tmp_path / "a.svg").read_text(encoding="utf-8")
     assert "<!-- w2 -->" in text and "<!-- w0 -->" not in text
+    assert f"<!-- {notes[1]}. -->" in text and notes[0] not in text
 
 
 def test_glyphs_come_from_any_installed_font_else_are_named(
@@ -109,7 +110,7 @@ def test_glyphs_come_from_any_installed_font_else_are_named(
     assert plot._choose_fonts("aℊ", notes) == ["DejaVu Sans", "STIXGeneral"] and not notes
     install("DejaVu Sans")
     (note,) = plot_attention(np.ones((1, 2)), ["你好", "b"], ["🙂"], tmp_path / "a.png")
-    assert "no installed font has 你 好 🙂;" in note
+    assert note.startswith(f"{plot.NO_FONT} 你 好 🙂;") and "Noto Sans CJK" in note and "-o FILE.html" in note
     assert not recwarn.list  # said in the note, not by matplotlib
 
 
@@ -208,6 +209,26 @@ def test_a_grid_has_its_labels_once_and_a_caption_each(tmp_path: Path) -> None:
     text = (tmp_path / "a.svg").read_text("utf-8")
     assert notes == [] and text.count("<!-- zz -->") == 2 and text.count("<!-- &lt;s&gt; -->") == 3
     assert all(f"<!-- {caption} -->" in text for row in captions for caption in row) and "<!-- a foot -->" in text
+
+
+def test_a_long_title_makes_a_small_picture_no_wider(tmp_path: Path) -> None:
+    def width(title: str, foot: str) -> int:
+        plot_attention(np.eye(3), list("abc"), list("xyz"), tmp_path / "a.png", title=title, foot=foot)
+        return Image.open(tmp_path / "a.png").size[0]
+
+    assert width("mean entropy of 8 heads " * 5, "weights are no explanation " * 6) < 1.4 * width("", "")
+    assert width("m" * 120, "") > 1.4 * width("", "")  # the control: letters wider than reckoned with
+
+
+def test_a_faint_map_of_a_grid_goes_by_its_own_peak(tmp_path: Path) -> None:
+    clear, faint = np.eye(4), np.full((4, 4), 0.2) + 0.2 * np.eye(4)
+    plot_attention(
+        np.array([[clear, faint]]), list("abcd"), list("wxyz"), tmp_path / "a.svg", captions=[["L1 H1", "L1 H2"]]
+    )
+    text = (tmp_path / "a.svg").read_text("utf-8")
+    assert text.count("darkest 0.4") == 1 and "darkest: 1, or as said" in text
+    plot_attention(np.array([[clear, clear]]), list("abcd"), list("wxyz"), tmp_path / "b.svg", captions=[["", ""]])
+    assert "darkest" not in (tmp_path / "b.svg").read_text("utf-8")
 
 
 def test_hidden_cells_are_grey_and_gold_links_outlined(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from alignment.cases import HOSTILE, maps, view
 from nmt.alignment.maps import pair_maps
 from nmt.alignment.terminal import as_text
-from nmt.alignment.view import Choice, Link, PairView, as_record, entropy_bits, shown_maps, with_gold
+from nmt.alignment.view import Choice, Link, PairView, as_record, entropy_bits, entropy_text, shown_maps, with_gold
 from nmt.alignment.words import word_spans
 from nmt.bundle import Bundle
 from nmt.decoding.translator import Translator
@@ -92,6 +92,9 @@ def test_a_model_without_self_attention_shows_cross_attention_alone(bundle: Bund
 def test_entropy_by_hand() -> None:
     weights = np.array([[[1.0, 0, 0, 0], [0.25] * 4], [[0.5, 0.5, 0, 0], [0.5, 0.25, 0.25, 0]]])
     np.testing.assert_allclose(entropy_bits(weights), [1.0, 1.25])
+    sharp = np.eye(2)[None, :, None]  # two heads that each look at one thing, at another one
+    assert entropy_text(sharp) == "mean entropy of 2 heads 0.00 bits" and entropy_bits(sharp.mean((0, 1))) == 1
+    assert entropy_text(weights[None, :1]) == "entropy 1.00 bits"
 
 
 def test_choice() -> None:
@@ -140,8 +143,17 @@ def test_as_text() -> None:
     assert [len(row.split()) for row in blank] == [2, 3, 4, 5]  # what is hidden stays blank
     best = as_text(cross, weights, "title", width=20, colour=False)
     strongest = cross.columns[int(weights[0].argmax())]
-    assert best.splitlines()[1].startswith(f"   der {strongest} ") and "small" in best and "[" in best and "(" in best
+    assert "the three most" in best and f"\n   der {strongest} " in best and "small" in best
+    assert "[n]" not in best and "[" in best and "(" in best
     assert "\x1b" not in text + best and "\x1b[" in as_text(cross, weights, "title", width=80, colour=True)
+
+
+def test_words_that_occur_again_have_their_place() -> None:
+    columns = ["room", *(f"w{i}" for i in range(30)), "room"]
+    weights = np.array([[0.2, 0.1, *[0.0] * 29, 0.7]])
+    text = as_text(maps(["raum"], columns, "encoder"), weights, "title", width=80, colour=False)
+    help_line = "the three most looked at, in percent, word[n]: the n-th of them all"
+    assert text == f"title\n{help_line}\nraum room[32] 70, room[1] 20, w0 10\n"
 
 
 @pytest.mark.parametrize("width", [20, 80, 400])
