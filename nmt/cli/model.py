@@ -60,8 +60,8 @@ def check(
     tgt: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")] = None,
     length: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Pieces of a sentence, of which memory is told.")
-    ] = 128,
+        int | None, typer.Option(min=1, max=1_000_000, help="Pieces of a sentence, of which memory is told. [128]")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Sentences at a time, likewise.")] = 32,
     json_: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     threads: Threads = 0,
@@ -80,7 +80,7 @@ def check(
     from nmt.config import load_config
     from nmt.diagnosis.check import check_model, check_text
     from nmt.diagnosis.findings import as_lines, as_records, is_broken
-    from nmt.diagnosis.memory import memory
+    from nmt.diagnosis.memory import memory, usual_length
     from nmt.diagnosis.outputs import read_text, validation_text
     from nmt.diagnosis.subject import Subject
 
@@ -97,6 +97,7 @@ def check(
         assert config is not None
         recipe = load_config(config, set_ or [], trains=False)
         subject, decoding = Subject.from_config(recipe), recipe.decoding
+    length = usual_length(subject.model, length)
     findings = check_model(subject, say=progress)
     findings["memory"] = memory(subject, length, batch, decoding.beam_size)
     if bundle is not None:

@@ -18,7 +18,7 @@ from nmt.diagnosis import outputs
 from nmt.diagnosis.check import MODEL_CHECKS, check_model, check_text, name_of
 from nmt.diagnosis.findings import Findings, Level, as_records, broken
 from nmt.diagnosis.learning import overfit
-from nmt.diagnosis.memory import measure, saved_bytes, state_bytes
+from nmt.diagnosis.memory import measure, memory, saved_bytes, state_bytes, usual_length
 from nmt.diagnosis.outputs import Text
 from nmt.diagnosis.subject import Subject
 from nmt.model import attention
@@ -296,13 +296,34 @@ def test_memory_is_that_of_real_tensors(shape: dict[str, object], figure: Figure
         "equal but for 8 bytes",
         abs(found.decoding(64, 1, 1) - state_bytes(model, 64, 64)) <= 8,
     )
-    predicted, real = found.training(48, 1, flash=False) - 4 * found.weights, saved_bytes(model, 48)
+    predicted, real = found.training(48, 1) - 4 * found.weights, saved_bytes(model, 48, 48)
     figure(
         "model_check_saved_bytes",
         f"{predicted / real:.4f} of what is saved",
         "0.99 to 1.01",
         0.99 < predicted / real < 1.01,
     )
+
+
+@pytest.mark.parametrize(("cell", "tensors"), [("lstm", 2), ("gru", 1)])
+def test_memory_of_a_recurrent_model(cell: str, tensors: int) -> None:
+    subject = fresh(type="rnn", cell=cell, d_model=8, num_encoder_layers=1)
+    found = measure(subject)
+    assert found.prefix == (2 * tensors + 1) * 8 * 4  # layers and what is fed
+    assert found.target_token == 0
+    assert found.decoding(20, 1, 1) == state_bytes(subject.single_copy(), 20, 1)
+    finding = memory(subject, 20, 3, 5)
+    assert finding.numbers["decoding"] == 3 * (20 * found.source_token + 5 * found.prefix)
+    assert "flash" not in finding.found
+
+
+def test_flash_attention_spares_what_nothing_is_added_to() -> None:
+    plain, added = measure(fresh(dropout=0.0)), measure(fresh(dropout=0.0, positions="shaw"))
+    assert plain.flash_square == 0.0
+    weights = 2 * 2 * 4  # of an attention in either layer: heads x fp32
+    assert added.flash_square is not None
+    assert added.saved_square - added.flash_square == weights
+    assert added.flash_square >= 2 * weights  # of the encoder and of the decoder
 
 
 # What a model writes
@@ -385,6 +406,20 @@ def test_the_command_on_a_model(run: Callable[..., tuple[int, str, str]], tmp_pa
     assert levels["source read"] == levels["weights"] == "broken"
     assert levels["tokenizer"] == "ok"
     assert {"repetition", "length", "sameness", "copies", "memory"} <= levels.keys()
+
+
+def test_a_length_without_positions_is_refused(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    shape = {**tiny.SHAPE, "positions": "learned", "max_positions": 20}
+    made = tiny.write(tmp_path, model=shape, data={"max_length": 20})
+    code, out, err = run(made.toml, "--length", 21)
+    assert (code, out) == (2, "")
+    assert "--length 21" in err
+    assert "model.max_positions = 20" in err
+    small = fresh(positions="learned", max_positions=16)
+    assert usual_length(small.model, None) == usual_length(small.model, 16) == 16
+    assert usual_length(fresh().model, None) == 128
+    assert memory(small, 16, 1, 1).level == Level.skipped
+    assert raised(check_model(small, QUICK)) == {}
 
 
 @pytest.mark.parametrize("arguments", [[], ["x.toml", "-m", "y"], ["x.toml", "--src", "y"], ["-m", "y", "--tgt", "z"]])
