@@ -80,7 +80,7 @@ def check(
     from nmt.config import load_config
     from nmt.diagnosis.check import check_model, check_text
     from nmt.diagnosis.findings import as_lines, as_records, is_broken
-    from nmt.diagnosis.memory import memory, usual_length
+    from nmt.diagnosis.memory import as_bytes, bytes_to_check, memory, usual_length
     from nmt.diagnosis.outputs import read_text, validation_text
     from nmt.diagnosis.subject import Subject
 
@@ -88,18 +88,25 @@ def check(
         if not quiet:
             say(f"checking: {what} …")
 
+    def refuse_too_large(parameters: int) -> None:
+        needed = as_bytes(bytes_to_check(parameters))
+        progress(f"{parameters:,} parameters, which needs {needed} of memory at least")
+
     use_threads(threads)
     bundle = None if model is None else Bundle.load(model)
     if bundle is not None:
+        refuse_too_large(bundle.model.num_parameters())
         subject = Subject(bundle.model, bundle.config.model, bundle.tokenizer.special, fresh=False)
         decoding = bundle.config.decoding
     else:
         assert config is not None
         recipe = load_config(config, set_ or [], trains=False)
+        refuse_too_large(Subject.parameters_of(recipe))  # before they are there
         subject, decoding = Subject.from_config(recipe), recipe.decoding
     length = usual_length(subject.model, length)
-    findings = check_model(subject, say=progress)
-    findings["memory"] = memory(subject, length, batch, decoding.beam_size)
+    progress("memory")
+    findings = {"memory": memory(subject, length, batch, decoding.beam_size)}
+    findings |= check_model(subject, say=progress)
     if bundle is not None:
         sources, references = validation_text(bundle.config) if src is None else read_text(src, tgt)
         findings |= check_text(bundle, sources, references, progress)

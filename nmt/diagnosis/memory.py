@@ -7,6 +7,7 @@ attention's weights, which flash kernels do not save; an RNN has none, nor has a
 its scores.
 """
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -21,6 +22,8 @@ from nmt.model.seq2seq import Seq2Seq
 
 _SHORT, _LONG = 16, 32  # tokens; on a CPU both are short enough for the kernel that saves its weights
 _FP32 = 4
+# Bytes a parameter while checks run: in fp32 the model, a copy, its gradients and Adam's two moments; one in float64.
+_CHECKED = 28
 _LENGTH = 128  # of which memory is told, unless another is asked for
 _CAPACITY = 32  # tokens that a cache has room for at first; it doubles when it is full
 
@@ -88,6 +91,29 @@ def _flash_square(config: ModelConfig, square: float, cross: float) -> float | N
     return square - cross if config.positions in ("relative", "shaw") else 0.0
 
 
+def bytes_to_check(parameters: int) -> int:
+    """What the checks of a model need for its weights alone, at their worst.
+
+    Raises: ConfigError, if this machine has less.
+    """
+    needed, there = _CHECKED * parameters, _machine_bytes()
+    if there is not None and needed > there:
+        raise ConfigError(
+            f"Checking {parameters:,} parameters needs {needed:,} bytes of memory at least, and this machine has "
+            f"{there:,}. Check a smaller model.num_encoder_layers, num_decoder_layers or d_model: what is wrong is "
+            f"wrong there too."
+        )
+    return needed
+
+
+def _machine_bytes() -> int | None:
+    """None where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (AttributeError, ValueError, OSError):
+        return None
+
+
 def usual_length(model: Seq2Seq, length: int | None) -> int:
     """The length of which memory is told: 128 unless given, or the most that the model has positions for.
 
@@ -112,11 +138,12 @@ def memory(subject: Subject, length: int, batch: int, width: int) -> Finding:
     flash = found.training_with_flash(length, batch)
     a_prefix = f"{found.prefix:,.0f}" if found.prefix else f"{length} x {found.target_token:,.0f}"
     numbers = {} if flash is None else {"training_with_flash": flash}
+    with_flash = "" if flash is None else f", with flash attention {as_bytes(flash)}"
     return ok(
-        f"weights {_bytes(found.weights)}; decoding {_bytes(decoding)} at most ({batch} sentences of {length} tokens, "
-        f"beam {width}: {batch} x ({length} x {found.source_token:,.0f} + {width} x {a_prefix})); training "
-        f"{_bytes(training)}{'' if flash is None else f', with flash attention {_bytes(flash)}'} ({batch} pairs: 4 x "
-        f"weights + {batch} x ({length} x {found.saved_token:,.0f} + {length}^2 x {found.saved_square:,.0f}))",
+        f"weights {as_bytes(found.weights)}; decoding {as_bytes(decoding)} at most ({batch} sentences of {length} "
+        f"tokens, beam {width}: {batch} x ({length} x {found.source_token:,.0f} + {width} x {a_prefix})); training "
+        f"{as_bytes(training)}{with_flash} ({batch} pairs: 4 x weights + {batch} x ({length} x "
+        f"{found.saved_token:,.0f} + {length}^2 x {found.saved_square:,.0f}))",
         weights=found.weights,
         source_token=found.source_token,
         target_token=found.target_token,
@@ -169,7 +196,7 @@ def _bytes_in(tensors: list[Tensor]) -> int:
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
-def _bytes(number: float) -> str:
+def as_bytes(number: float) -> str:
     """For the reader."""
     for unit in ("bytes", "kB", "MB"):
         if number < 10_000:

@@ -62,6 +62,13 @@ class Subject:
             model = build_model(config.model, pieces, pieces)
         return cls(model, config.model, SpecialIds(), fresh=True, seed=config.training.seed)
 
+    @staticmethod
+    def parameters_of(config: Config) -> int:
+        """How many a model of this recipe has; none is built."""
+        pieces = config.tokenizer.vocab_size
+        with torch.device("meta"):
+            return build_model(config.model, pieces, pieces).num_parameters()
+
     @cached_property
     def exact(self) -> Seq2Seq:
         """A copy in float64 without dropout, in which what differs by more than rounding differs."""

@@ -18,7 +18,7 @@ from nmt.diagnosis import outputs
 from nmt.diagnosis.check import MODEL_CHECKS, check_model, check_text, name_of
 from nmt.diagnosis.findings import Findings, Level, as_records, broken
 from nmt.diagnosis.learning import overfit
-from nmt.diagnosis.memory import measure, memory, saved_bytes, state_bytes, usual_length
+from nmt.diagnosis.memory import bytes_to_check, measure, memory, saved_bytes, state_bytes, usual_length
 from nmt.diagnosis.outputs import Text
 from nmt.diagnosis.subject import Subject
 from nmt.model import attention
@@ -390,6 +390,9 @@ def test_the_command_on_a_recipe(run: Callable[..., tuple[int, str, str]], tmp_p
     assert code == 0, out
     assert {line.split()[0] for line in out.splitlines()} <= {"ok", "skipped"}
     assert "checking: overfit" in err
+    assert "parameters" in err.splitlines()[0]
+    assert err.index("checking: memory") < err.index("checking: weights")
+    assert out.splitlines()[0].split()[1] == "memory:"
 
 
 def test_the_command_on_a_model(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
@@ -420,6 +423,23 @@ def test_a_length_without_positions_is_refused(run: Callable[..., tuple[int, str
     assert usual_length(fresh().model, None) == 128
     assert memory(small, 16, 1, 1).level == Level.skipped
     assert raised(check_model(small, QUICK)) == {}
+
+
+def test_a_model_larger_than_the_machine_is_refused(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tiny.write(tmp_path)
+    parameters = Subject.from_config(made.config).model.num_parameters()
+    assert Subject.parameters_of(made.config) == parameters
+    monkeypatch.setattr("nmt.diagnosis.memory._machine_bytes", lambda: 28 * parameters)
+    assert bytes_to_check(parameters) == 28 * parameters
+    monkeypatch.setattr("nmt.diagnosis.memory._machine_bytes", lambda: 28 * parameters - 1)
+    monkeypatch.setattr(Subject, "from_config", lambda config: pytest.fail("it was built"))
+    for arguments in ([made.toml], ["-m", tiny.save(tiny.random_bundle(), tmp_path / "bundle")]):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert f"{28 * parameters:,} bytes" in err
+        assert f"has {28 * parameters - 1:,}" in err
 
 
 @pytest.mark.parametrize("arguments", [[], ["x.toml", "-m", "y"], ["x.toml", "--src", "y"], ["-m", "y", "--tgt", "z"]])
