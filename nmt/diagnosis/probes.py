@@ -20,6 +20,7 @@ _HEAD_DIMS = (8, 256)
 _FF_RATIOS = (1.0, 8.0)
 _SCALE_ERROR = 1e-3
 _OFF_THE_LINE = 1e-4
+_PROJECTIONS = ("qkv", "q", "kv", "q_norm", "k_norm")
 _FIXED = 0.95  # of the weight, on one and the same place
 _WIDTH, _STEPS = 3, 12  # prefixes of a sentence, decoding steps
 
@@ -49,10 +50,10 @@ def score_scale(subject: Subject) -> Finding:
     """Scores are q k^T / sqrt(K): read off the weights, whose logarithms are the scores up to a constant for each row.
 
     A line through (q k^T, logarithm) has the scale as its slope. If the points are on none, something else is in the
-    scores (positions, a norm), or q and k are not what the layers called qkv, q and kv put out.
+    scores (positions), or q and k are not what the layers called qkv, q and kv, or q_norm and k_norm, put out.
     """
     data, model, head_dim = subject.equal_sentences, subject.exact, subject.config.head_dim
-    with outputs_of(model, ("qkv", "q", "kv")) as projected, record_attention(model) as weights:
+    with outputs_of(model, _PROJECTIONS) as projected, record_attention(model) as weights:
         plain = model(data.src_BS, data.tgt_in_BT)
     apart = difference(plain, model(data.src_BS, data.tgt_in_BT))
     if not apart <= _SAME:
@@ -272,6 +273,9 @@ def _queries_and_keys(
     name: str, heads: int, head_dim: int, projected: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
     """Those of an attention, (B, H, Q, K) and (B, H, S, K), from its projections; None if it has no such ones."""
+    if f"{name}.q_norm" in projected and f"{name}.k_norm" in projected:  # they have the shapes of heads already
+        q_BHQK, k_BGSK = projected[f"{name}.q_norm"], projected[f"{name}.k_norm"]
+        return q_BHQK, k_BGSK.repeat_interleave(heads // k_BGSK.shape[1], dim=1)
     if f"{name}.qkv" in projected:
         together = projected[f"{name}.qkv"]
         of_keys = (together.shape[-1] - heads * head_dim) // 2

@@ -20,6 +20,7 @@ from nmt.diagnosis.findings import Findings, Level, as_records, broken
 from nmt.diagnosis.learning import overfit
 from nmt.diagnosis.memory import bytes_to_check, measure, memory, saved_bytes, state_bytes, usual_length
 from nmt.diagnosis.outputs import Text
+from nmt.diagnosis.probes import score_scale
 from nmt.diagnosis.subject import Subject
 from nmt.model import attention
 from nmt.model.attention import CrossAttention
@@ -253,6 +254,21 @@ def test_many_sound_models_raise_nothing(figure: Figure) -> None:
     figure(
         "model_check_sound_full", f"{quiet} of {len(subjects)} {alarms or ''}".strip(), "all", quiet == len(subjects)
     )
+
+
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_the_scale_is_seen_behind_norms(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = fresh(qk_norm=True, num_kv_heads=kv_heads)
+    with torch.no_grad():
+        for norm in (module for module in subject.model.modules() if isinstance(module, torch.nn.RMSNorm)):
+            norm.weight.uniform_(0.5, 2.0)
+    finding = check_model(subject, [score_scale])["score scale"]
+    assert finding.level == Level.ok
+    assert "in 6 attentions" in finding.found
+    no_scaling(monkeypatch, subject.model)
+    finding = check_model(subject, [score_scale])["score scale"]
+    assert finding.level == Level.broken
+    assert "not scaled by 1 / sqrt(head size)" in finding.advice
 
 
 def test_a_model_that_cannot_learn_is_broken() -> None:
