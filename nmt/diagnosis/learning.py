@@ -27,7 +27,8 @@ def weights(subject: Subject) -> Finding:
             bad.append(name)
         elif values.ndim >= 2:
             size = float(values.square().mean().sqrt()) * math.sqrt(values.shape[-1])
-            if values.numel() > 1 and float(values.max() - values.min()) == 0.0:
+            one_input = values.shape[-1] == 1 and bool(values.any())  # of which few numbers may happen to be the same
+            if values.numel() > 1 and not one_input and float(values.max() - values.min()) == 0.0:
                 flat.append(name)
             elif not 1 / _ODD_NORM <= size <= _ODD_NORM:
                 odd.append(f"{name} (root mean square {size / math.sqrt(values.shape[-1]):.2g})")

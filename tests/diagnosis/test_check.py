@@ -14,13 +14,13 @@ import tiny
 from nmt.bundle import Bundle
 from nmt.cli import _run
 from nmt.config import ModelConfig
-from nmt.diagnosis import outputs
+from nmt.diagnosis import learning, outputs
 from nmt.diagnosis.check import MODEL_CHECKS, check_model, check_text, name_of
-from nmt.diagnosis.findings import Findings, Level, as_records, broken
+from nmt.diagnosis.findings import Findings, Level, as_records, broken, is_broken
 from nmt.diagnosis.learning import overfit
 from nmt.diagnosis.memory import bytes_to_check, measure, memory, saved_bytes, state_bytes, usual_length
 from nmt.diagnosis.outputs import Text
-from nmt.diagnosis.probes import score_scale
+from nmt.diagnosis.probes import future_unseen, order_seen, score_scale, source_read
 from nmt.diagnosis.subject import Subject
 from nmt.model import attention
 from nmt.model.attention import CrossAttention
@@ -269,6 +269,26 @@ def test_the_scale_is_seen_behind_norms(kv_heads: int, monkeypatch: pytest.Monke
     finding = check_model(subject, [score_scale])["score scale"]
     assert finding.level == Level.broken
     assert "not scaled by 1 / sqrt(head size)" in finding.advice
+
+
+def test_tiny_models_are_not_called_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn: dict[str, object] = {"type": "rnn", "d_model": 4, "num_heads": 8, "num_encoder_layers": 1}
+    narrow: dict[str, object] = {"d_model": 2, "num_heads": 1, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    monkeypatch.setattr(learning, "_STEPS", 2)  # in which nothing is learnt
+    checks = (score_scale, order_seen, source_read, overfit)
+    findings = check_model(fresh(**rnn), checks) | {"memory": memory(fresh(**rnn), 16, 2, 2)}
+    assert list(raised(findings)) == ["overfit"]
+    assert findings["overfit"].advice.startswith("model.d_model = 4 is too small to learn by heart")
+    for kind in (rnn | {"d_model": 2}, narrow, narrow | {"norm": "post"}):
+        assert not is_broken(check_model(fresh(**kind), checks))
+    assert raised(check_model(fresh(**narrow, norm="post"), [order_seen, source_read])).keys() == {
+        "order seen",
+        "source read",
+    }
+    assert is_broken(check_model(fresh(**narrow | {"d_model": 8}), [overfit]))
+    no_causal_mask(monkeypatch, fresh().model)  # a fault at any width
+    assert is_broken(check_model(fresh(**narrow), [future_unseen]))
+    assert check_model(fresh(d_model=8), [overfit])["overfit"].level == Level.broken
 
 
 def test_a_model_that_cannot_learn_is_broken() -> None:
