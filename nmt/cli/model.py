@@ -72,7 +72,9 @@ def check(
     A line each: ok, suspicious, broken, or skipped where a check does not apply, with the likely cause and what to do.
     Exit code 5 if something is broken, else 0.
     """
-    if (config is None) == (model is None) or (model is None and src is not None) or (model is not None and set_):
+    if config is not None and model is None and src is not None:
+        raise ConfigError("--src is text for a trained model to translate: it goes with -m MODEL, not with a CONFIG.")
+    if (config is None) == (model is None) or (model is not None and set_):
         raise ConfigError("Give either a CONFIG (with --set, if you like), or -m MODEL (with --src and --tgt).")
     if tgt is not None and src is None:
         raise ConfigError("--tgt goes with --src.")

@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nmt.diagnosis.findings import Finding, broken, ok, skipped, some, suspicious
+from nmt.diagnosis.findings import Finding, broken, counted, ok, skipped, some, suspicious
 from nmt.diagnosis.subject import Subject, outputs_of, recorded
 from nmt.model.attention import record_attention
 
@@ -35,11 +35,11 @@ def shape(subject: Subject) -> Finding:
     config = subject.config
     if not any("self_attention" in name for name in recorded(subject, subject.sentences)):
         return skipped("a recurrent model has no heads")
-    ratio, found = config.d_ff / config.d_model, f"{config.num_heads} heads of {config.head_dim}, "
+    ratio, found = config.d_ff / config.d_model, f"{counted(config.num_heads, 'head')} of {config.head_dim}, "
     found += f"d_ff / d_model = {ratio:g}"
     if not _HEAD_DIMS[0] <= config.head_dim <= _HEAD_DIMS[1]:
         advice = f"model.num_heads does not fit d_model = {config.d_model}: 32 to 128 a head is usual"
-        return suspicious(found, f"{advice}; {max(1, round(config.d_model / 64))} heads would do.")
+        return suspicious(found, f"{advice}; {counted(max(1, round(config.d_model / 64)), 'head')} would do.")
     if not _FF_RATIOS[0] <= ratio <= _FF_RATIOS[1]:
         return suspicious(found, f"2 to 4 is usual: set model.d_ff = {4 * config.d_model}, or is another one meant?")
     return ok(found)
@@ -80,8 +80,8 @@ def score_scale(subject: Subject) -> Finding:
             "Divide q k^T by the root of the size of one head, not of the model.",
             **numbers,
         )
-    left_out = f"; {len(weights) - len(slopes)} have more in their scores" if len(slopes) < len(weights) else ""
-    return ok(f"q k^T / sqrt({head_dim}) in {len(slopes)} attentions{left_out}", **numbers)
+    left_out = f"; more is in the scores of {len(weights) - len(slopes)}" if len(slopes) < len(weights) else ""
+    return ok(f"q k^T / sqrt({head_dim}) in {counted(len(slopes), 'attention')}{left_out}", **numbers)
 
 
 def attention_weights(subject: Subject) -> Finding:
@@ -97,7 +97,7 @@ def attention_weights(subject: Subject) -> Finding:
             f"the weights of {some(odd)} do not sum to 1, or are negative",
             "the softmax runs over another dimension than the keys, or what is masked is left out after it.",
         )
-    return ok(f"rows of {len(weights)} attentions sum to 1")
+    return ok(f"the rows of {counted(len(weights), 'attention')} sum to 1")
 
 
 def head_use(subject: Subject) -> Finding:
@@ -119,13 +119,12 @@ def head_use(subject: Subject) -> Finding:
         )
     if cross and fixed == cross:
         return suspicious(
-            f"all {cross} heads of cross-attention look at one and the same place of every source",
+            f"cross-attention ({counted(cross, 'head')}) looks at one and the same place of every source",
             "cross-attention is dead: the model may write without reading. Are the sources shuffled against the "
             "targets (nmt data check), or is training too short?",
         )
-    return ok(
-        f"in {sum(each.shape[1] for each in weights.values())} heads weights follow the query", pairs=len(data.src_BS)
-    )
+    heads = counted(sum(each.shape[1] for each in weights.values()), "head")
+    return ok(f"in {heads} weights follow the query", pairs=len(data.src_BS))
 
 
 @torch.no_grad()

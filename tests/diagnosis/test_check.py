@@ -20,7 +20,7 @@ from nmt.diagnosis.findings import Findings, Level, as_records, broken, is_broke
 from nmt.diagnosis.learning import overfit
 from nmt.diagnosis.memory import bytes_to_check, measure, memory, saved_bytes, state_bytes, usual_length
 from nmt.diagnosis.outputs import Text
-from nmt.diagnosis.probes import future_unseen, order_seen, score_scale, source_read
+from nmt.diagnosis.probes import attention_weights, future_unseen, head_use, order_seen, score_scale, source_read
 from nmt.diagnosis.subject import Subject
 from nmt.model import attention
 from nmt.model.attention import CrossAttention
@@ -291,6 +291,15 @@ def test_tiny_models_are_not_called_broken(monkeypatch: pytest.MonkeyPatch) -> N
     assert check_model(fresh(d_model=8), [overfit])["overfit"].level == Level.broken
 
 
+def test_one_of_a_kind_is_singular(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_STEPS", 1)
+    found = check_model(fresh(type="rnn", d_model=8, num_encoder_layers=1), [attention_weights, head_use, overfit])
+    assert found["attention weights"].found == "the rows of 1 attention sum to 1"
+    assert found["head use"].found == "in 1 head weights follow the query"
+    assert "made up of random tokens" in found["overfit"].found
+    assert found["overfit"].found.endswith("in 1 step")
+
+
 def test_a_model_that_cannot_learn_is_broken() -> None:
     subject = fresh()
     subject.model.requires_grad_(False)
@@ -386,6 +395,8 @@ def test_what_a_model_writes(figure: Figure) -> None:
     levels = [finding.level for finding in found]
     assert [check(text(usual, references=usual)).level for check in outputs.TEXT_CHECKS] == [Level.ok] * 4
     assert outputs.repetition(text(usual, references=faults["repetition"].hypotheses)).level == Level.ok
+    short = outputs.length(text([line[:5] for line in usual], references=usual))
+    assert all("too little training" in finding.advice for finding in (found[1], short))
     asked = [Level.suspicious, Level.suspicious, Level.broken, Level.suspicious]
     figure("model_check_outputs", f"{sum(map(Level.__eq__, levels, asked))} of 4", "4 of 4", levels == asked)
 
@@ -483,3 +494,4 @@ def test_what_does_not_go_together(arguments: list[str], run: Callable[..., tupl
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert "Give either" in err or "goes with" in err
+    assert ("--src is text" in err) == (arguments[1:] == ["--src", "y"])
