@@ -60,8 +60,8 @@ def check(
     tgt: Annotated[Path | None, typer.Option(help="Its translation, line by line.")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", help="section.key=value, over the config.")] = None,
     length: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Pieces of a sentence, of which memory is told.")
-    ] = 128,
+        int | None, typer.Option(min=1, max=1_000_000, help="Pieces of a sentence, of which memory is told. [128]")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, max=1_000_000, help="Sentences at a time, likewise.")] = 32,
     json_: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
     threads: Threads = 0,
@@ -72,7 +72,9 @@ def check(
     A line each: ok, suspicious, broken, or skipped where a check does not apply, with the likely cause and what to do.
     Exit code 5 if something is broken, else 0.
     """
-    if (config is None) == (model is None) or (model is None and src is not None) or (model is not None and set_):
+    if config is not None and model is None and src is not None:
+        raise ConfigError("--src is text for a trained model to translate: it goes with -m MODEL, not with a CONFIG.")
+    if (config is None) == (model is None) or (model is not None and set_):
         raise ConfigError("Give either a CONFIG (with --set, if you like), or -m MODEL (with --src and --tgt).")
     if tgt is not None and src is None:
         raise ConfigError("--tgt goes with --src.")
@@ -80,7 +82,7 @@ def check(
     from nmt.config import load_config
     from nmt.diagnosis.check import check_model, check_text
     from nmt.diagnosis.findings import as_lines, as_records, is_broken
-    from nmt.diagnosis.memory import memory
+    from nmt.diagnosis.memory import as_bytes, bytes_to_check, memory, usual_length
     from nmt.diagnosis.outputs import read_text, validation_text
     from nmt.diagnosis.subject import Subject
 
@@ -88,17 +90,25 @@ def check(
         if not quiet:
             say(f"checking: {what} …")
 
+    def refuse_too_large(parameters: int) -> None:
+        needed = as_bytes(bytes_to_check(parameters))
+        progress(f"{parameters:,} parameters, which needs {needed} of memory at least")
+
     use_threads(threads)
     bundle = None if model is None else Bundle.load(model)
     if bundle is not None:
+        refuse_too_large(bundle.model.num_parameters())
         subject = Subject(bundle.model, bundle.config.model, bundle.tokenizer.special, fresh=False)
         decoding = bundle.config.decoding
     else:
         assert config is not None
         recipe = load_config(config, set_ or [], trains=False)
+        refuse_too_large(Subject.parameters_of(recipe))  # before they are there
         subject, decoding = Subject.from_config(recipe), recipe.decoding
-    findings = check_model(subject, say=progress)
-    findings["memory"] = memory(subject, length, batch, decoding.beam_size)
+    length = usual_length(subject.model, length)
+    progress("memory")
+    findings = {"memory": memory(subject, length, batch, decoding.beam_size)}
+    findings |= check_model(subject, say=progress)
     if bundle is not None:
         sources, references = validation_text(bundle.config) if src is None else read_text(src, tgt)
         findings |= check_text(bundle, sources, references, progress)

@@ -1,10 +1,11 @@
 """All checks, one after the other."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from nmt.bundle import Bundle
 from nmt.diagnosis import learning, outputs, probes
-from nmt.diagnosis.findings import Finding, Findings, skipped
+from nmt.diagnosis.findings import Finding, Findings, Level, skipped
 from nmt.diagnosis.subject import Subject
 
 Say = Callable[[str], None]
@@ -23,6 +24,9 @@ MODEL_CHECKS: tuple[Callable[[Subject], Finding], ...] = (
     learning.first_loss,
     learning.overfit,
 )
+
+_TINY = 8  # of d_model: in less, norms and saturated units leave too few values to tell sentences apart
+_NEED_WIDTH = (probes.order_seen, probes.source_read, learning.overfit)
 
 
 def name_of(check: Callable[..., object]) -> str:
@@ -46,8 +50,16 @@ def check_model(
         return findings
     for check in checks:
         say(name_of(check))
-        findings[name_of(check)] = check(subject)
+        findings[name_of(check)] = _by_width(check, check(subject), subject.config.d_model)
     return findings
+
+
+def _by_width(check: Callable[[Subject], Finding], found: Finding, d_model: int) -> Finding:
+    """What a tiny model without any fault may fail in is suspicious at most."""
+    if check not in _NEED_WIDTH or found.level != Level.broken or d_model >= _TINY:
+        return found
+    why = f"model.d_model = {d_model} is too small to learn by heart; if a larger one has this too: {found.advice}"
+    return replace(found, level=Level.suspicious, advice=why)
 
 
 def check_text(

@@ -79,3 +79,8 @@ def as_records(findings: Findings) -> list[dict[str, object]]:
 def some(names: Sequence[str]) -> str:
     """The first of them, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def counted(number: int, noun: str) -> str:
+    """As `1 head`, `2 heads`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"

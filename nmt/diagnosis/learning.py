@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.diagnosis.findings import Finding, broken, ok, skipped, some, suspicious
+from nmt.diagnosis.findings import Finding, broken, counted, ok, skipped, some, suspicious
 from nmt.diagnosis.subject import Sentences, Subject
 
 _ODD_NORM = 100.0  # times the root mean square of 1 / sqrt(inputs), or as many times less
@@ -27,7 +27,8 @@ def weights(subject: Subject) -> Finding:
             bad.append(name)
         elif values.ndim >= 2:
             size = float(values.square().mean().sqrt()) * math.sqrt(values.shape[-1])
-            if values.numel() > 1 and float(values.max() - values.min()) == 0.0:
+            one_input = values.shape[-1] == 1 and bool(values.any())  # of which few numbers may happen to be the same
+            if values.numel() > 1 and not one_input and float(values.max() - values.min()) == 0.0:
                 flat.append(name)
             elif not 1 / _ODD_NORM <= size <= _ODD_NORM:
                 odd.append(f"{name} (root mean square {size / math.sqrt(values.shape[-1]):.2g})")
@@ -56,7 +57,7 @@ def gradients(subject: Subject) -> Finding:
     frozen = [name for name, parameter in subject.model.named_parameters() if not parameter.requires_grad]
     if frozen:
         return broken(
-            f"{len(frozen)} parameters are frozen: {some(frozen)}",
+            f"frozen: {counted(len(frozen), 'parameter')}, {some(frozen)}",
             "requires_grad is False: they keep their values through training. Is that meant?",
         )
     named = dict(subject.exact.named_parameters())
@@ -66,7 +67,7 @@ def gradients(subject: Subject) -> Finding:
     without = [name for name, grad in grads.items() if grad is None or not grad.any()]
     if without:
         return broken(
-            f"{len(without)} parameters get no gradient: {some(without)}",
+            f"no gradient for {counted(len(without), 'parameter')}: {some(without)}",
             "they are not used, or the graph is cut before them (detach, no_grad, .data).",
         )
     bad = [name for name, grad in grads.items() if grad is not None and not grad.isfinite().all()]
@@ -112,7 +113,10 @@ def overfit(subject: Subject) -> Finding:
         torch.autograd.backward(loss)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    found = f"the loss of eight pairs went from {first:.3g} to {last:.3g} in {step} steps"
+    found = (
+        f"the loss of eight pairs, made up of random tokens (so that it may begin above ln(V) = "
+        f"{math.log(subject.tgt_pieces):.3g}), went from {first:.3g} to {last:.3g} in {counted(step, 'step')}"
+    )
     numbers = {"first": first, "last": last, "steps": float(step)}
     if not last <= _NOT_LEARNT * first:
         return broken(

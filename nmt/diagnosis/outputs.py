@@ -119,7 +119,11 @@ def length(text: Text) -> Finding:
         (least, most), found = _RATIO_OF_SOURCE, f"translations have {ratio:.2f} pieces a piece of source"
     if not least <= ratio <= most:
         too, why = (
-            ("short", "something is left out: decoding.length_penalty is too low, or lines are longer than in training")
+            (
+                "short",
+                "something is left out: too little training, decoding.length_penalty is too low, or lines are longer "
+                "than in training",
+            )
             if ratio < least
             else ("long", "the end is not found: too little training, or targets without EOS")
         )

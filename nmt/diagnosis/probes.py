@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from nmt.diagnosis.findings import Finding, broken, ok, skipped, some, suspicious
+from nmt.diagnosis.findings import Finding, broken, counted, ok, skipped, some, suspicious
 from nmt.diagnosis.subject import Subject, outputs_of, recorded
 from nmt.model.attention import record_attention
 
@@ -20,6 +20,7 @@ _HEAD_DIMS = (8, 256)
 _FF_RATIOS = (1.0, 8.0)
 _SCALE_ERROR = 1e-3
 _OFF_THE_LINE = 1e-4
+_PROJECTIONS = ("qkv", "q", "kv", "q_norm", "k_norm")
 _FIXED = 0.95  # of the weight, on one and the same place
 _WIDTH, _STEPS = 3, 12  # prefixes of a sentence, decoding steps
 
@@ -34,11 +35,11 @@ def shape(subject: Subject) -> Finding:
     config = subject.config
     if not any("self_attention" in name for name in recorded(subject, subject.sentences)):
         return skipped("a recurrent model has no heads")
-    ratio, found = config.d_ff / config.d_model, f"{config.num_heads} heads of {config.head_dim}, "
+    ratio, found = config.d_ff / config.d_model, f"{counted(config.num_heads, 'head')} of {config.head_dim}, "
     found += f"d_ff / d_model = {ratio:g}"
     if not _HEAD_DIMS[0] <= config.head_dim <= _HEAD_DIMS[1]:
         advice = f"model.num_heads does not fit d_model = {config.d_model}: 32 to 128 a head is usual"
-        return suspicious(found, f"{advice}; {max(1, round(config.d_model / 64))} heads would do.")
+        return suspicious(found, f"{advice}; {counted(max(1, round(config.d_model / 64)), 'head')} would do.")
     if not _FF_RATIOS[0] <= ratio <= _FF_RATIOS[1]:
         return suspicious(found, f"2 to 4 is usual: set model.d_ff = {4 * config.d_model}, or is another one meant?")
     return ok(found)
@@ -49,10 +50,10 @@ def score_scale(subject: Subject) -> Finding:
     """Scores are q k^T / sqrt(K): read off the weights, whose logarithms are the scores up to a constant for each row.
 
     A line through (q k^T, logarithm) has the scale as its slope. If the points are on none, something else is in the
-    scores (positions, a norm), or q and k are not what the layers called qkv, q and kv put out.
+    scores (positions), or q and k are not what the layers called qkv, q and kv, or q_norm and k_norm, put out.
     """
     data, model, head_dim = subject.equal_sentences, subject.exact, subject.config.head_dim
-    with outputs_of(model, ("qkv", "q", "kv")) as projected, record_attention(model) as weights:
+    with outputs_of(model, _PROJECTIONS) as projected, record_attention(model) as weights:
         plain = model(data.src_BS, data.tgt_in_BT)
     apart = difference(plain, model(data.src_BS, data.tgt_in_BT))
     if not apart <= _SAME:
@@ -79,8 +80,8 @@ def score_scale(subject: Subject) -> Finding:
             "Divide q k^T by the root of the size of one head, not of the model.",
             **numbers,
         )
-    left_out = f"; {len(weights) - len(slopes)} have more in their scores" if len(slopes) < len(weights) else ""
-    return ok(f"q k^T / sqrt({head_dim}) in {len(slopes)} attentions{left_out}", **numbers)
+    left_out = f"; more is in the scores of {len(weights) - len(slopes)}" if len(slopes) < len(weights) else ""
+    return ok(f"q k^T / sqrt({head_dim}) in {counted(len(slopes), 'attention')}{left_out}", **numbers)
 
 
 def attention_weights(subject: Subject) -> Finding:
@@ -96,7 +97,7 @@ def attention_weights(subject: Subject) -> Finding:
             f"the weights of {some(odd)} do not sum to 1, or are negative",
             "the softmax runs over another dimension than the keys, or what is masked is left out after it.",
         )
-    return ok(f"rows of {len(weights)} attentions sum to 1")
+    return ok(f"the rows of {counted(len(weights), 'attention')} sum to 1")
 
 
 def head_use(subject: Subject) -> Finding:
@@ -118,13 +119,12 @@ def head_use(subject: Subject) -> Finding:
         )
     if cross and fixed == cross:
         return suspicious(
-            f"all {cross} heads of cross-attention look at one and the same place of every source",
+            f"cross-attention ({counted(cross, 'head')}) looks at one and the same place of every source",
             "cross-attention is dead: the model may write without reading. Are the sources shuffled against the "
             "targets (nmt data check), or is training too short?",
         )
-    return ok(
-        f"in {sum(each.shape[1] for each in weights.values())} heads weights follow the query", pairs=len(data.src_BS)
-    )
+    heads = counted(sum(each.shape[1] for each in weights.values()), "head")
+    return ok(f"in {heads} weights follow the query", pairs=len(data.src_BS))
 
 
 @torch.no_grad()
@@ -272,6 +272,9 @@ def _queries_and_keys(
     name: str, heads: int, head_dim: int, projected: dict[str, Tensor]
 ) -> tuple[Tensor, Tensor] | None:
     """Those of an attention, (B, H, Q, K) and (B, H, S, K), from its projections; None if it has no such ones."""
+    if f"{name}.q_norm" in projected and f"{name}.k_norm" in projected:  # they have the shapes of heads already
+        q_BHQK, k_BGSK = projected[f"{name}.q_norm"], projected[f"{name}.k_norm"]
+        return q_BHQK, k_BGSK.repeat_interleave(heads // k_BGSK.shape[1], dim=1)
     if f"{name}.qkv" in projected:
         together = projected[f"{name}.qkv"]
         of_keys = (together.shape[-1] - heads * head_dim) // 2

@@ -62,6 +62,13 @@ class Subject:
             model = build_model(config.model, pieces, pieces)
         return cls(model, config.model, SpecialIds(), fresh=True, seed=config.training.seed)
 
+    @staticmethod
+    def parameters_of(config: Config) -> int:
+        """How many a model of this recipe has; none is built."""
+        pieces = config.tokenizer.vocab_size
+        with torch.device("meta"):
+            return build_model(config.model, pieces, pieces).num_parameters()
+
     @cached_property
     def exact(self) -> Seq2Seq:
         """A copy in float64 without dropout, in which what differs by more than rounding differs."""
@@ -74,8 +81,8 @@ class Subject:
     @cached_property
     def sentences(self) -> Sentences:
         """Eight pairs of different lengths."""
-        tgt_lengths = _LENGTHS[::-1]
-        src_BS, tgt_BT = self._random(_LENGTHS, self.src_pieces, 0), self._random(tgt_lengths, self.tgt_pieces, 1)
+        lengths = [min(length, self.model.max_positions or length) for length in _LENGTHS]
+        src_BS, tgt_BT = self._random(lengths, self.src_pieces, 0), self._random(lengths[::-1], self.tgt_pieces, 1)
         bos_B1 = torch.full((len(tgt_BT), 1), self.special.bos)
         tgt_in_BT = torch.cat([bos_B1, tgt_BT[:, :-1]], dim=1)
         tgt_in_BT = tgt_in_BT.masked_fill(tgt_in_BT == self.special.eos, self.special.pad)  # of the shorter ones
@@ -84,7 +91,7 @@ class Subject:
     @cached_property
     def equal_sentences(self) -> Sentences:
         """Pairs that all have the length of the longest: nothing is padded."""
-        lengths = [max(_LENGTHS)] * 4
+        lengths = [min(max(_LENGTHS), self.model.max_positions or max(_LENGTHS))] * 4
         src_BS, tgt_BT = self._random(lengths, self.src_pieces, 2), self._random(lengths, self.tgt_pieces, 3)
         bos_B1 = torch.full((len(tgt_BT), 1), self.special.bos)
         tgt_in_BT = torch.cat([bos_B1, tgt_BT[:, :-1]], dim=1)
@@ -100,7 +107,7 @@ class Subject:
         """The size of the target vocabulary."""
         return int(self.model.tgt_embedding.num_embeddings)
 
-    def _random(self, lengths: tuple[int, ...] | list[int], pieces: int, salt: int) -> Tensor:
+    def _random(self, lengths: list[int], pieces: int, salt: int) -> Tensor:
         """Sentences of these lengths, EOS last, without control pieces, no piece twice in one if there are enough."""
         generator = torch.Generator().manual_seed(1000 * self.seed + salt)
         control = {self.special.pad, self.special.unk, self.special.bos, self.special.eos}

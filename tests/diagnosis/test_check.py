@@ -14,12 +14,13 @@ import tiny
 from nmt.bundle import Bundle
 from nmt.cli import _run
 from nmt.config import ModelConfig
-from nmt.diagnosis import outputs
+from nmt.diagnosis import learning, outputs
 from nmt.diagnosis.check import MODEL_CHECKS, check_model, check_text, name_of
-from nmt.diagnosis.findings import Findings, Level, as_records, broken
+from nmt.diagnosis.findings import Findings, Level, as_records, broken, is_broken
 from nmt.diagnosis.learning import overfit
-from nmt.diagnosis.memory import measure, saved_bytes, state_bytes
+from nmt.diagnosis.memory import bytes_to_check, measure, memory, saved_bytes, state_bytes, usual_length
 from nmt.diagnosis.outputs import Text
+from nmt.diagnosis.probes import attention_weights, future_unseen, head_use, order_seen, score_scale, source_read
 from nmt.diagnosis.subject import Subject
 from nmt.model import attention
 from nmt.model.attention import CrossAttention
@@ -255,6 +256,50 @@ def test_many_sound_models_raise_nothing(figure: Figure) -> None:
     )
 
 
+@pytest.mark.parametrize("kv_heads", [2, 1])
+def test_the_scale_is_seen_behind_norms(kv_heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    subject = fresh(qk_norm=True, num_kv_heads=kv_heads)
+    with torch.no_grad():
+        for norm in (module for module in subject.model.modules() if isinstance(module, torch.nn.RMSNorm)):
+            norm.weight.uniform_(0.5, 2.0)
+    finding = check_model(subject, [score_scale])["score scale"]
+    assert finding.level == Level.ok
+    assert "in 6 attentions" in finding.found
+    no_scaling(monkeypatch, subject.model)
+    finding = check_model(subject, [score_scale])["score scale"]
+    assert finding.level == Level.broken
+    assert "not scaled by 1 / sqrt(head size)" in finding.advice
+
+
+def test_tiny_models_are_not_called_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    rnn: dict[str, object] = {"type": "rnn", "d_model": 4, "num_heads": 8, "num_encoder_layers": 1}
+    narrow: dict[str, object] = {"d_model": 2, "num_heads": 1, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    monkeypatch.setattr(learning, "_STEPS", 2)  # in which nothing is learnt
+    checks = (score_scale, order_seen, source_read, overfit)
+    findings = check_model(fresh(**rnn), checks) | {"memory": memory(fresh(**rnn), 16, 2, 2)}
+    assert list(raised(findings)) == ["overfit"]
+    assert findings["overfit"].advice.startswith("model.d_model = 4 is too small to learn by heart")
+    for kind in (rnn | {"d_model": 2}, narrow, narrow | {"norm": "post"}):
+        assert not is_broken(check_model(fresh(**kind), checks))
+    assert raised(check_model(fresh(**narrow, norm="post"), [order_seen, source_read])).keys() == {
+        "order seen",
+        "source read",
+    }
+    assert is_broken(check_model(fresh(**narrow | {"d_model": 8}), [overfit]))
+    no_causal_mask(monkeypatch, fresh().model)  # a fault at any width
+    assert is_broken(check_model(fresh(**narrow), [future_unseen]))
+    assert check_model(fresh(d_model=8), [overfit])["overfit"].level == Level.broken
+
+
+def test_one_of_a_kind_is_singular(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learning, "_STEPS", 1)
+    found = check_model(fresh(type="rnn", d_model=8, num_encoder_layers=1), [attention_weights, head_use, overfit])
+    assert found["attention weights"].found == "the rows of 1 attention sum to 1"
+    assert found["head use"].found == "in 1 head weights follow the query"
+    assert "made up of random tokens" in found["overfit"].found
+    assert found["overfit"].found.endswith("in 1 step")
+
+
 def test_a_model_that_cannot_learn_is_broken() -> None:
     subject = fresh()
     subject.model.requires_grad_(False)
@@ -296,13 +341,34 @@ def test_memory_is_that_of_real_tensors(shape: dict[str, object], figure: Figure
         "equal but for 8 bytes",
         abs(found.decoding(64, 1, 1) - state_bytes(model, 64, 64)) <= 8,
     )
-    predicted, real = found.training(48, 1, flash=False) - 4 * found.weights, saved_bytes(model, 48)
+    predicted, real = found.training(48, 1) - 4 * found.weights, saved_bytes(model, 48, 48)
     figure(
         "model_check_saved_bytes",
         f"{predicted / real:.4f} of what is saved",
         "0.99 to 1.01",
         0.99 < predicted / real < 1.01,
     )
+
+
+@pytest.mark.parametrize(("cell", "tensors"), [("lstm", 2), ("gru", 1)])
+def test_memory_of_a_recurrent_model(cell: str, tensors: int) -> None:
+    subject = fresh(type="rnn", cell=cell, d_model=8, num_encoder_layers=1)
+    found = measure(subject)
+    assert found.prefix == (2 * tensors + 1) * 8 * 4  # layers and what is fed
+    assert found.target_token == 0
+    assert found.decoding(20, 1, 1) == state_bytes(subject.single_copy(), 20, 1)
+    finding = memory(subject, 20, 3, 5)
+    assert finding.numbers["decoding"] == 3 * (20 * found.source_token + 5 * found.prefix)
+    assert "flash" not in finding.found
+
+
+def test_flash_attention_spares_what_nothing_is_added_to() -> None:
+    plain, added = measure(fresh(dropout=0.0)), measure(fresh(dropout=0.0, positions="shaw"))
+    assert plain.flash_square == 0.0
+    weights = 2 * 2 * 4  # of an attention in either layer: heads x fp32
+    assert added.flash_square is not None
+    assert added.saved_square - added.flash_square == weights
+    assert added.flash_square >= 2 * weights  # of the encoder and of the decoder
 
 
 # What a model writes
@@ -329,6 +395,8 @@ def test_what_a_model_writes(figure: Figure) -> None:
     levels = [finding.level for finding in found]
     assert [check(text(usual, references=usual)).level for check in outputs.TEXT_CHECKS] == [Level.ok] * 4
     assert outputs.repetition(text(usual, references=faults["repetition"].hypotheses)).level == Level.ok
+    short = outputs.length(text([line[:5] for line in usual], references=usual))
+    assert all("too little training" in finding.advice for finding in (found[1], short))
     asked = [Level.suspicious, Level.suspicious, Level.broken, Level.suspicious]
     figure("model_check_outputs", f"{sum(map(Level.__eq__, levels, asked))} of 4", "4 of 4", levels == asked)
 
@@ -369,6 +437,9 @@ def test_the_command_on_a_recipe(run: Callable[..., tuple[int, str, str]], tmp_p
     assert code == 0, out
     assert {line.split()[0] for line in out.splitlines()} <= {"ok", "skipped"}
     assert "checking: overfit" in err
+    assert "parameters" in err.splitlines()[0]
+    assert err.index("checking: memory") < err.index("checking: weights")
+    assert out.splitlines()[0].split()[1] == "memory:"
 
 
 def test_the_command_on_a_model(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
@@ -387,8 +458,40 @@ def test_the_command_on_a_model(run: Callable[..., tuple[int, str, str]], tmp_pa
     assert {"repetition", "length", "sameness", "copies", "memory"} <= levels.keys()
 
 
+def test_a_length_without_positions_is_refused(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+    shape = {**tiny.SHAPE, "positions": "learned", "max_positions": 20}
+    made = tiny.write(tmp_path, model=shape, data={"max_length": 20})
+    code, out, err = run(made.toml, "--length", 21)
+    assert (code, out) == (2, "")
+    assert "--length 21" in err
+    assert "model.max_positions = 20" in err
+    small = fresh(positions="learned", max_positions=16)
+    assert usual_length(small.model, None) == usual_length(small.model, 16) == 16
+    assert usual_length(fresh().model, None) == 128
+    assert memory(small, 16, 1, 1).level == Level.skipped
+    assert raised(check_model(small, QUICK)) == {}
+
+
+def test_a_model_larger_than_the_machine_is_refused(
+    run: Callable[..., tuple[int, str, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tiny.write(tmp_path)
+    parameters = Subject.from_config(made.config).model.num_parameters()
+    assert Subject.parameters_of(made.config) == parameters
+    monkeypatch.setattr("nmt.diagnosis.memory._machine_bytes", lambda: 28 * parameters)
+    assert bytes_to_check(parameters) == 28 * parameters
+    monkeypatch.setattr("nmt.diagnosis.memory._machine_bytes", lambda: 28 * parameters - 1)
+    monkeypatch.setattr(Subject, "from_config", lambda config: pytest.fail("it was built"))
+    for arguments in ([made.toml], ["-m", tiny.save(tiny.random_bundle(), tmp_path / "bundle")]):
+        code, out, err = run(*arguments)
+        assert (code, out) == (2, "")
+        assert f"{28 * parameters:,} bytes" in err
+        assert f"has {28 * parameters - 1:,}" in err
+
+
 @pytest.mark.parametrize("arguments", [[], ["x.toml", "-m", "y"], ["x.toml", "--src", "y"], ["-m", "y", "--tgt", "z"]])
 def test_what_does_not_go_together(arguments: list[str], run: Callable[..., tuple[int, str, str]]) -> None:
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert "Give either" in err or "goes with" in err
+    assert ("--src is text" in err) == (arguments[1:] == ["--src", "y"])
