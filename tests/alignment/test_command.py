@@ -2,9 +2,11 @@
 
 import io
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -16,10 +18,12 @@ from nmt.bundle import Bundle
 from nmt.cli import _run
 from nmt.cli.alignments import align_translations
 from nmt.cli.streams import Beside
-from nmt.decoding.attention import HeadChoice
+from nmt.decoding.attention import HeadChoice, forced_attention
 from nmt.decoding.protected import ProtectingTranslator
 from nmt.decoding.translator import Translator
-from nmt.model.maps import AttentionMaps
+from nmt.model.attention import record_attention
+from nmt.model.maps import cross_attention, numbers_of_cross_attention
+from nmt.model.seq2seq import Seq2Seq
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Run = Callable[..., tuple[int, str, str]]
@@ -152,6 +156,41 @@ def test_what_is_too_long_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.
     assert json.loads(answers[1])["alignment"] is None and answers[2] == ""
 
 
+def test_memory_is_bounded(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short targets of long sources: the sources' own attention is not kept, and no batch is larger than allowed."""
+    special = bundle.tokenizer.special
+    pairs = [([5] * 60 + [special.eos], [6, 7, special.eos])] * 12
+    one_by_one = [forced_attention([bundle.model], special, [pair])[0] for pair in pairs[:1]]
+    numbers = numbers_of_cross_attention(bundle.model, 64, 3)
+    batches: list[int] = []
+    names: list[str] = []
+
+    def spy(model: Seq2Seq, src_BS: Tensor, *rest: Tensor) -> list[Tensor]:
+        batches.append(len(src_BS))
+        if len(src_BS) > 3:
+            raise RuntimeError("CUDA out of memory.")
+        return cross_attention(model, src_BS, *rest)
+
+    @contextmanager
+    def recording(model: Seq2Seq, only: str = "") -> Iterator[dict[str, Tensor]]:
+        with record_attention(model, only) as weights:
+            yield weights
+        names.extend(weights)
+
+    monkeypatch.setattr("nmt.decoding.attention.cross_attention", spy)
+    monkeypatch.setattr("nmt.model.maps.record_attention", recording)
+    for most, expected in ((3, [3] * 4), (5, [5, 2, 3, 5, 2, 3, 2]), (0, [1] * 12)):
+        batches.clear()
+        monkeypatch.setattr("nmt.decoding.attention.MOST_NUMBERS", most * numbers)
+        found = forced_attention([bundle.model], special, pairs)
+        assert batches == expected  # those of five do not fit into memory, and are halved
+        assert all(each is not None and np.allclose(each, one_by_one[0], atol=1e-6) for each in found)
+    assert len(set(names)) == 4 and all(name.endswith("cross_attention") for name in names)
+    with record_attention(bundle.model) as weights:  # the control: there is more to record
+        bundle.model.states(torch.tensor([[5, special.eos]]), torch.tensor([[special.bos]]))
+    assert len(weights) > 8
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -183,16 +222,16 @@ def test_two_streams() -> None:
 def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Attention that knows: head 2 of layer 3, when a token is read. Options: texts, and gold, word k with n - k."""
 
-    def maps(model: object, src_BS: Tensor, tgt_in_BT: Tensor, keep_BS: Tensor) -> AttentionMaps:
+    def maps(model: object, src_BS: Tensor, tgt_in_BT: Tensor, keep_BS: Tensor) -> list[Tensor]:
         shape = 2, tgt_in_BT.shape[1], src_BS.shape[1]
         cross = [torch.rand(len(src_BS), *shape, generator=torch.Generator().manual_seed(k)) for k in range(4)]
         for row in range(len(src_BS)):
             last = int(keep_BS[row].sum()) - 2  # before EOS
             for t in range(1, tgt_in_BT.shape[1]):
                 cross[2][row, 1, t, max(0, last - (t - 1))] = 1.01
-        return AttentionMaps([], [], cross)
+        return cross
 
-    monkeypatch.setattr("nmt.decoding.attention.attention_maps", maps)
+    monkeypatch.setattr("nmt.decoding.attention.cross_attention", maps)
     tokenizer = tiny.tokenizer()
     kept = [  # each word a piece, so that what is planted on pieces is of words
         (src, tgt)
