@@ -4,7 +4,9 @@ import io
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial, partialmethod
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import torch
 from torch import Tensor
 
 import tiny
+from nmt.alignment.links import token_numbers
 from nmt.alignment.maps import pair_maps
 from nmt.alignment.words import merge_to_words
 from nmt.bundle import Bundle
@@ -24,6 +27,7 @@ from nmt.decoding.translator import Translator
 from nmt.model.attention import record_attention
 from nmt.model.maps import cross_attention, numbers_of_cross_attention
 from nmt.model.seq2seq import Seq2Seq
+from nmt.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Run = Callable[..., tuple[int, str, str]]
@@ -133,6 +137,30 @@ def test_a_line_in_parts(bundle: Bundle, line: str) -> None:
         first_src, first_tgt = first_src + len(part.text.split()), first_tgt + len(sentence.text.split())
     assert found == expected and first_tgt == len(translation.text.split())
     assert all(line.split()[i] for i, _ in expected)
+
+
+def test_a_long_line_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many parts a line without spaces is cut into."""
+    calls: list[str] = []
+
+    def counted(plain: Callable[..., Any], *arguments: Any) -> Any:
+        calls.append(plain.__name__)
+        return plain(*arguments)
+
+    for name in ("src_spans", "encode_src"):
+        monkeypatch.setattr(Tokenizer, name, partialmethod(partial(counted, getattr(Tokenizer, name))))
+    monkeypatch.setattr("nmt.cli.alignments.token_numbers", partial(counted, token_numbers))
+    found: list[tuple[int, list[str]]] = []
+    for most in (100, 10):
+        translator = Translator(tiny.random_bundle(decoding={"max_length_ratio": 1.0, "beam_size": 1, "min_length": 2}))
+        monkeypatch.setattr(translator.cutter, "_most_pieces", most)
+        lines = ["dog" * 90]
+        translations = translator.translations(lines)
+        calls.clear()
+        assert align_translations(translator, lines, translations)[0]
+        found.append((len(translations[0].parts), list(calls)))
+    (few, of_few), (many, of_many) = found
+    assert many > 5 * few and of_many == of_few == ["src_spans", "token_numbers", "token_numbers"]
 
 
 def test_a_line_with_items(bundle: Bundle) -> None:
