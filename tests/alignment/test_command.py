@@ -1,11 +1,14 @@
 """`nmt translate --alignments` and `nmt eval --align`, on random models and on attention that is planted."""
 
+import errno
 import io
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, partialmethod
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from nmt.cli.streams import Beside
 from nmt.decoding.attention import HeadChoice, forced_attention
 from nmt.decoding.protected import ProtectingTranslator
 from nmt.decoding.translator import Translator
+from nmt.errors import StorageError
 from nmt.model.attention import record_attention
 from nmt.model.maps import cross_attention, numbers_of_cross_attention
 from nmt.model.seq2seq import Seq2Seq
@@ -224,6 +228,8 @@ def test_memory_is_bounded(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> N
     [
         (["--alignments", "-"], "--alignments - needs --format jsonl"),
         (["--alignments", "OUT", "-o", "OUT"], "are one file"),
+        (["--alignments", "IN"], "would write over"),
+        (["--alignments", "OUT", "--prefix", "OUT"], "would write over"),
         (["--alignments", "OUT", "--align-layer", "5"], "align_layer = 5, but the model has 4"),
         (["--alignments", "OUT", "--align-layer", "1", "--align-head", "3"], "align_head = 3, but the model has 2"),
         (["--align-threshold", "2"], "align_threshold = 2.0"),
@@ -231,13 +237,39 @@ def test_memory_is_bounded(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_what_is_refused(run: Run, tmp_path: Path, options: list[str], said: str) -> None:
     out = tmp_path / "links"
-    code, printed, err = run(LINES, *[str(out) if option == "OUT" else option for option in options])
+    code, printed, err = run(
+        LINES, *[{"OUT": str(out), "IN": str(tmp_path / "in")}.get(option, option) for option in options]
+    )
     assert (code, printed) == (2, "") and said in err and not out.exists()
+
+
+def test_links_that_nobody_takes(run: Run, tmp_path: Path) -> None:
+    """The file is named, and half a result is not left; who reads translations may have seen enough."""
+    fifo, out = tmp_path / "fifo", tmp_path / "out"
+    os.mkfifo(fifo)
+    reader = Thread(target=lambda: fifo.open("rb").close())
+    reader.start()
+    code, printed, err = run(LINES[:3], "--alignments", fifo, "-o", out, "--beam-size", 1)
+    reader.join()
+    assert (code, printed) == (4, "") and f"Cannot write {fifo}: Broken pipe" in err and not out.exists()
+    code, _, err = run(LINES[:3], "--alignments", "/dev/full", "-o", out)
+    assert code == 4 and "Cannot write /dev/full: No space left" in err and not out.exists()
+    with pytest.raises(BrokenPipeError):
+        Beside(Gone(), io.BytesIO(), fifo).write(b"a\t0-0\n")
+    with pytest.raises(StorageError, match="fifo"):
+        Beside(io.BytesIO(), Gone(), fifo).write(b"a\t0-0\n")
+
+
+class Gone(io.BytesIO):
+    """A stream whose reader went away."""
+
+    def write(self, data: object, /) -> int:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
 
 
 def test_two_streams() -> None:
     one, other = io.BytesIO(), io.BytesIO()
-    both = Beside(one, other)
+    both = Beside(one, other, Path("links"))
     both.write(b"der hund\t0-0 1-1\n\t\n")
     both.write(b'{"a": "\\t"}\t\n')
     assert (one.getvalue(), other.getvalue()) == (b'der hund\n\n{"a": "\\t"}\n', b"0-0 1-1\n\n\n")
