@@ -1,5 +1,6 @@
 """What each token of given translations looks at in the source: cross-attention of a forced pass, in batches."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -64,8 +65,7 @@ def forced_attention(
 ) -> list[NDArray[np.float32] | None]:
     """Attention weights for word alignment, one array a pair; the mean of several models.
 
-    Returns: (target tokens, source tokens), EOS left out; None for a pair too long to be looked at, with more than
-        MOST_WEIGHTS.
+    Returns: (target tokens, source tokens), EOS left out; None for a pair too long to be looked at, see `_batches`.
     Raises: ConfigError (a layer or head that a model has not).
     """
     found: list[NDArray[np.float32] | None] = [None] * len(pairs)
@@ -165,15 +165,18 @@ def _chosen(layers: Sequence[Tensor], choice: HeadChoice) -> Tensor:
 def _batches(models: Sequence[Seq2Seq], pairs: Sequence[Pair]) -> Iterator[list[int]]:
     """Places of pairs with one width of the source and one length of the target, as many as MOST_NUMBERS allow.
 
-    One pair at least, but none with more than MOST_WEIGHTS.
+    One pair at least, but none with more than MOST_WEIGHTS, or with a side longer than a model's learned positions.
     So what a pair is given as does not depend on the others, and the last bits of its weights hardly.
     """
+
+    limit = min(model.max_positions or sys.maxsize for model in models)
 
     def shape(place: int) -> tuple[int, int]:
         src, tgt = pairs[place]
         return -(-len(src) // _WIDTH_STEP) * _WIDTH_STEP, len(tgt)
 
-    for (width, height), places in groupby(sorted(range(len(pairs)), key=shape), shape):
+    seen = [place for place, (src, tgt) in enumerate(pairs) if max(len(src), len(tgt)) <= limit]
+    for (width, height), places in groupby(sorted(seen, key=shape), shape):
         if width * height > MOST_WEIGHTS:
             continue
         numbers = sum(numbers_of_cross_attention(model, width, height) for model in models)

@@ -22,7 +22,7 @@ from nmt.alignment.maps import pair_maps
 from nmt.alignment.words import merge_to_words
 from nmt.bundle import Bundle
 from nmt.cli import _run
-from nmt.cli.alignments import align_translations
+from nmt.cli.alignments import align_texts, align_translations
 from nmt.cli.streams import Beside
 from nmt.decoding.attention import HeadChoice, forced_attention
 from nmt.decoding.protected import ProtectingTranslator
@@ -265,6 +265,19 @@ class Gone(io.BytesIO):
 
     def write(self, data: object, /) -> int:
         raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def test_learned_positions_are_a_limit() -> None:
+    """Of either side, the end included: what lies behind has no position, and attention there means nothing."""
+    limited = Translator(tiny.random_bundle(positions="learned", max_positions=16))
+    tokenizer = limited.bundle.tokenizer
+    assert len(tokenizer.encode_tgt(["hund " * 15])[0]) == 16
+    src, tgt = ["dog"] * 3 + ["dog " * 16], ["hund", "hund " * 15, "hund " * 16, "hund"]
+    seen = [True, True, False, False]
+    assert [each is not None for each in align_texts(limited, src, tgt)] == seen
+    assert None not in align_texts(Translator(tiny.random_bundle()), src, tgt)  # the control
+    pairs = list(zip(limited.encode(src), tokenizer.encode_tgt(tgt), strict=True))  # as --protect has them
+    assert [each is not None for each in forced_attention(limited.models, tokenizer.special, pairs)] == seen
 
 
 def test_two_streams() -> None:
