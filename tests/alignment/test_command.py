@@ -340,8 +340,14 @@ def test_the_right_head_is_found(
     assert float(str(unshifted["AER"])) > 60 and float(str(default["AER"])) > 30
     (by_gold,) = scores(capsys, "-m", model, *planted, "--choose=gold")
     assert (by_gold["align_layer"], by_gold["align_head"], by_gold["align_shift"], by_gold["AER"]) == (3, 2, True, 0)
+    assert (by_gold["chosen_on"], by_gold["scored_on"]) == ("1-5", "6-10") and "chosen_on" not in right
+    assert _run(["eval", "-m", str(model), *planted, "--choose=gold"], False) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1] == "chosen on lines 1-5, scored on lines 6-10"
+    assert printed[2].endswith("[decoding]: align_layer = 3, align_head = 2, align_shift = true")
     heads = scores(capsys, "-m", model, *planted, "--by-head")
-    assert len(heads) == 2 * (1 + 4 * 3) and sum(row["AER"] == 0 for row in heads) == 1
+    assert len(heads) == 2 * (1 + 4 * 3) and [row["AER"] == 0 for row in heads[:2]] == [True, False]
+    assert heads == sorted(heads, key=lambda row: float(str(row["AER"])))
 
     back = Bundle(bundle.config.model_copy(update={"src_lang": "de", "tgt_lang": "en"}), bundle.model, bundle.tokenizer)
     reverse = tiny.save(back, tmp_path / "back")
@@ -382,6 +388,7 @@ def test_links_alone(planted: list[str], tmp_path: Path, capsys: pytest.CaptureF
         (["--hyp=GOLD", "--ref=GOLD", "--by-head"], 2, "go with --align"),
         (["--align=GOLD", "--hyp=SHORT"], 3, "has 10 line(s)"),
         (["--align=GOLD", "-m", "MODEL", "--src=SRC", "--tgt=SHORT"], 3, "line k of both"),
+        (["--align=SHORT", "-m", "MODEL", "--src=SHORT", "--tgt=SHORT", "--choose=gold"], 3, "2 at least"),
         (["--align=SRC", "--hyp=GOLD"], 3, "src, line 1"),
         (["--align=WIDE", "-m", "MODEL", "--src=SRC", "--tgt=SRC"], 3, "wide, line 10: there is a link 99-0"),
         (["--align=GONE", "--hyp=GOLD"], 3, "Cannot read"),
