@@ -71,10 +71,11 @@ def _align_some(
     empty: LinksBy = dict.fromkeys(choices, frozenset())
     links = [dict(empty) for _ in pairs]
     unseen = set(range(len(flat)))
+    numbers = {place: tuple(map(token_numbers, pairs[place])) for place in {place for place, _ in flat}}
     for number, weights in _weights(translator, [each for _, each in flat], choices):
         place, stretch = flat[number]
-        src = piece_shares(stretch.src_spans, token_numbers(pairs[place][0]))
-        tgt = piece_shares(stretch.tgt_spans, token_numbers(pairs[place][1]))
+        src = piece_shares(stretch.src_spans, numbers[place][0])
+        tgt = piece_shares(stretch.tgt_spans, numbers[place][1])
         for choice, of_choice in weights.items():
             links[place][choice] |= links_of(of_choice, src, tgt, translator.decoding.align_threshold)
         unseen.discard(number)

@@ -44,11 +44,16 @@ class Request(NamedTuple):
 
 
 class _Row(NamedTuple):
-    """The links of one direction, or of both together (then of no one choice)."""
+    """The links of one direction, or of both together (then of no one choice).
+
+    Attributes:
+        chosen_on: how many of the first lines the choice was made by, if it was by gold; the rest are scored.
+    """
 
     name: str
     choice: "HeadChoice | None"
     quality: "Quality"
+    chosen_on: int = 0
 
 
 def evaluate_alignments(context: typer.Context, request: Request, read: Read, *, as_json: bool, quiet: bool) -> None:
@@ -60,10 +65,15 @@ def evaluate_alignments(context: typer.Context, request: Request, read: Read, *,
 
     _refuse_contradictions(request)
     gold = read_links(read(request.align), str(request.align))
+    if request.choose is ChooseBy.gold and len(gold) < 2:
+        raise DataError(
+            f"{request.align} has {len(gold)} line(s), but --choose gold needs some to choose by and others to score: "
+            f"2 at least. --choose agreement needs none."
+        )
     if request.hyp is not None:
         links = [each.possible for each in read_links(read(request.hyp), str(request.hyp))]
         _check_counts(request.align, len(gold), request.hyp, len(links))
-        _show([_Row("links", None, quality(links, gold))], as_json)
+        _show([_Row("links", None, quality(links, gold))], as_json, len(gold))
         return
     src, tgt = _texts(request, gold, read)
     forward_model = options.open_translator(context)
@@ -76,9 +86,12 @@ def evaluate_alignments(context: typer.Context, request: Request, read: Read, *,
     if request.by_head:
         rows = [_Row("forward", choice, quality(links, gold)) for choice, links in forward.items()]
         rows += [_Row("reverse", choice, quality(links, gold)) for choice, links in (reverse or {}).items()]
+        rows.sort(key=lambda row: row.quality.aer)
     else:
         rows = _compared(forward, reverse, gold, request.choose)
-    _show(rows, as_json)
+    _show(rows, as_json, len(gold))
+    if request.choose is not None and not as_json:
+        _tell_chosen(rows, len(gold))
 
 
 def _refuse_contradictions(request: Request) -> None:
@@ -176,22 +189,38 @@ def _compared(
         chosen = list(best_by_agreement(forward, reverse))
     links = [table[choice][first:] for (_, table), choice in zip(tables, chosen, strict=True)]
     rows = [
-        _Row(name, choice, quality(of_table, gold[first:]))
+        _Row(name, choice, quality(of_table, gold[first:]), first)
         for (name, _), choice, of_table in zip(tables, chosen, links, strict=True)
     ]
     for name, symmetrise in SYMMETRISED.items() if reverse is not None else ():
-        rows.append(_Row(name, None, quality(list(map(symmetrise, *links)), gold[first:])))
+        rows.append(_Row(name, None, quality(list(map(symmetrise, *links)), gold[first:]), first))
     return rows
 
 
-def _show(rows: Sequence[_Row], as_json: bool) -> None:
+def _show(rows: Sequence[_Row], as_json: bool, count: int) -> None:
     if as_json:
-        typer.echo(json.dumps([_facts(row) for row in rows]))
+        typer.echo(json.dumps([_facts(row, count) for row in rows]))
         return
     for row in rows:
         found = row.quality
         scores = f"AER {100 * found.aer:.2f}  precision {100 * found.precision:.2f}  recall {100 * found.recall:.2f}"
         typer.echo(f"{row.name} {scores}  {found.links:,} links, {found.sure:,} sure{_said(row.choice)}")
+
+
+def _tell_chosen(rows: Sequence[_Row], count: int) -> None:
+    """What was chosen of `count` lines, and how to keep it."""
+    if rows[0].chosen_on:
+        typer.echo("chosen on lines {}, scored on lines {}".format(*_halves(rows[0].chosen_on, count)))
+    for row in rows:
+        if row.choice is not None:
+            layer, head, shift = row.choice
+            keys = f"align_layer = {layer}, align_head = {head}, align_shift = {str(shift).lower()}"
+            typer.echo(f"{row.name} model, to set under [decoding]: {keys}")
+
+
+def _halves(chosen_on: int, count: int) -> tuple[str, str]:
+    """The lines that chose and those that are scored."""
+    return f"1-{chosen_on}", f"{chosen_on + 1}-{count}"
 
 
 def _said(choice: "HeadChoice | None") -> str:
@@ -202,8 +231,9 @@ def _said(choice: "HeadChoice | None") -> str:
     return f"  {layer}, {head}, when {'read' if choice.shift else 'predicted'}"
 
 
-def _facts(row: _Row) -> dict[str, object]:
+def _facts(row: _Row, count: int) -> dict[str, object]:
     found = row.quality
     heads = {} if row.choice is None else {f"align_{key}": value for key, value in row.choice._asdict().items()}
     percent = {"AER": 100 * found.aer, "precision": 100 * found.precision, "recall": 100 * found.recall}
-    return {"links_of": row.name, **percent, "links": found.links, "sure": found.sure, **heads}
+    lines = dict(zip(("chosen_on", "scored_on"), _halves(row.chosen_on, count), strict=True)) if row.chosen_on else {}
+    return {"links_of": row.name, **percent, "links": found.links, "sure": found.sure, **heads, **lines}

@@ -14,7 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol, TypeVar
 
 from nmt.cli.turns import Turns
-from nmt.errors import BundleError, DataError, Interrupted
+from nmt.errors import BundleError, DataError, Interrupted, StorageError
 from nmt.storage.atomic import atomic_stream
 from nmt.text.lines import LineNotes, Numbers, open_stdin, open_text, read_lines
 from nmt.text.windows import windows
@@ -128,21 +128,36 @@ class Sink(Protocol):
 
 
 class Beside:
-    """Gives what stands before the last tab of each line to one stream, and what stands behind it to another."""
+    """Gives what stands before the last tab of each line to one stream, and what stands behind it to another.
 
-    def __init__(self, first: Sink, second: Sink) -> None:
-        self._both = first, second
+    Args:
+        second: a file at `path`.
+    """
+
+    def __init__(self, first: Sink, second: Sink, path: Path) -> None:
+        self._first, self._second, self._path = first, second, path
 
     def write(self, data: bytes, /) -> None:
-        """See `Sink`; whole lines, each with a tab."""
+        """See `Sink`; whole lines, each with a tab. Raises: StorageError, for the second stream."""
         halves = [line.rpartition(b"\t")[::2] for line in data.split(b"\n")[:-1]]
-        for stream, lines in zip(self._both, zip(*halves, strict=True), strict=True):
-            stream.write(b"".join(line + b"\n" for line in lines))
+        first, second = (b"".join(line + b"\n" for line in lines) for lines in zip(*halves, strict=True))
+        self._first.write(first)
+        with self._named():
+            self._second.write(second)
 
     def flush(self) -> None:
-        """See `Sink`."""
-        for stream in self._both:
-            stream.flush()
+        """See `Sink`. Raises: StorageError, for the second stream."""
+        self._first.flush()
+        with self._named():
+            self._second.flush()
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """A reader of the second stream who went away has not seen enough, as one of results may have."""
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"Cannot write {self._path}: {error.strerror}.") from error
 
 
 def gather(items: Iterable[Item], max_lines: int, line_buffered: bool, shared: bool = False) -> Iterator[list[Item]]:

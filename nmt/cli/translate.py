@@ -1,6 +1,6 @@
 """`nmt translate`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -113,7 +113,7 @@ def translate(
     --align-layer, and nmt eval --align, which finds the layer and head that do it best.
     """
     _refuse_contradictions(format, n_best, prefix, protect)
-    links_file = _links_file(alignments, output, format)
+    links_file = _links_file(alignments, output, [input, prefix], format)
     source = streams.Source(input, MAX_LINE_BYTES if format is Format.text else _MAX_JSON_BYTES)
     prefixes = streams.Source(prefix, MAX_LINE_BYTES) if prefix is not None else None
     requests = (replace(r, number=n) for n, r in enumerate(_requests(source, prefixes, format, protect), start=1))
@@ -167,7 +167,9 @@ def _found_by(
     return found
 
 
-def _links_file(alignments: Path | None, output: Path | None, format: Format) -> Path | None:
+def _links_file(
+    alignments: Path | None, output: Path | None, inputs: Sequence[Path | None], format: Format
+) -> Path | None:
     """The file that links go to. Raises: ConfigError."""
     if alignments is None or (str(alignments) == "-" and format is Format.jsonl):
         return None
@@ -175,6 +177,8 @@ def _links_file(alignments: Path | None, output: Path | None, format: Format) ->
         raise ConfigError("--alignments - needs --format jsonl: stdout has the translations. Give it a file.")
     if output is not None and output.resolve() == alignments.resolve():
         raise ConfigError(f"--output and --alignments are one file, {output}. Give them different ones.")
+    if any(path is not None and path.resolve() == alignments.resolve() for path in inputs):
+        raise ConfigError(f"--alignments would write over {alignments}, which is read. Give it another file.")
     return alignments
 
 
@@ -185,7 +189,7 @@ def _with_links(out: BinaryIO, links_file: Path | None, turns: Turns) -> Iterato
         yield out
         return
     with streams.results_to(links_file) as links:
-        yield streams.Beside(out, links)
+        yield streams.Beside(out, links, links_file)
 
 
 def _finding(translator: "Translator") -> "Callable[[list[_Request]], list[Translation]]":

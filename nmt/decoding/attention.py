@@ -1,5 +1,6 @@
 """What each token of given translations looks at in the source: cross-attention of a forced pass, in batches."""
 
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
@@ -13,11 +14,13 @@ from torch import Tensor
 from nmt.config import DecodingConfig
 from nmt.data.batching import pad
 from nmt.errors import ConfigError
-from nmt.model.maps import attention_maps
+from nmt.model.maps import cross_attention, numbers_of_cross_attention
+from nmt.model.memory import is_out_of_memory
 from nmt.model.seq2seq import Seq2Seq
 from nmt.text.tokenizer import SpecialIds
 
-MOST_WEIGHTS = 2**19  # a head, in a batch
+MOST_WEIGHTS = 2**19  # a head, of a pair
+MOST_NUMBERS = 2**25  # of a batch, in all heads and layers of all models: 128 MiB in single precision
 _WIDTH_STEP = 8  # sources in a batch are this much longer than one another at most, and then padded
 
 Pair = tuple[Sequence[int], Sequence[int]]  # source and target ids, EOS last
@@ -62,8 +65,7 @@ def forced_attention(
 ) -> list[NDArray[np.float32] | None]:
     """Attention weights for word alignment, one array a pair; the mean of several models.
 
-    Returns: (target tokens, source tokens), EOS left out; None for a pair too long to be looked at, with more than
-        MOST_WEIGHTS.
+    Returns: (target tokens, source tokens), EOS left out; None for a pair too long to be looked at, see `_batches`.
     Raises: ConfigError (a layer or head that a model has not).
     """
     found: list[NDArray[np.float32] | None] = [None] * len(pairs)
@@ -77,8 +79,7 @@ def each_attention(
     models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[Pair], choice: HeadChoice
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """`forced_attention` as it comes, each with its place among the pairs; none of a pair too long."""
-    for batch in _batches(pairs):
-        cross = _cross(models, special, [pairs[place] for place in batch])
+    for batch, cross in _looked_at(models, special, pairs):
         weights_BTS = torch.stack([_chosen(layers, choice) for layers in cross]).mean(0).cpu().numpy()
         for row, place in enumerate(batch):
             src, tgt = pairs[place]
@@ -93,8 +94,7 @@ def each_head(
 
     Raises: ConfigError (models of different shapes).
     """
-    for batch in _batches(pairs):
-        cross = _cross(models, special, [pairs[place] for place in batch])
+    for batch, cross in _looked_at(models, special, pairs):
         if len({(len(layers), layers[0].shape[1]) for layers in cross}) > 1:
             raise ConfigError("Models with different numbers of layers or heads cannot be looked at head by head.")
         weights_LBHTS = torch.stack([torch.stack(layers).float() for layers in cross]).mean(0).cpu().numpy()
@@ -109,6 +109,32 @@ def pick(weights_LHTS: NDArray[np.float32], choice: HeadChoice) -> NDArray[np.fl
     return _chosen(layers, choice)[0, : weights_LHTS.shape[2] - 1, : weights_LHTS.shape[3] - 1].numpy()
 
 
+def _looked_at(
+    models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[Pair]
+) -> Iterator[tuple[list[int], list[list[Tensor]]]]:
+    """Places of pairs with their cross-attention; a batch that does not fit into memory is tried again in halves."""
+    for batch in _batches(models, pairs):
+        waiting = [batch]
+        while waiting:
+            part = waiting.pop()
+            cross = _cross_or_none(models, special, [pairs[place] for place in part])
+            if cross is None:
+                middle = len(part) // 2
+                waiting += [part[middle:], part[:middle]]
+            else:
+                yield part, cross
+
+
+def _cross_or_none(models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[Pair]) -> list[list[Tensor]] | None:
+    """`_cross`; None if several pairs do not fit into memory."""
+    try:
+        return _cross(models, special, pairs)
+    except RuntimeError as error:
+        if len(pairs) == 1 or not is_out_of_memory(error):
+            raise
+        return None
+
+
 def _cross(models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[Pair]) -> list[list[Tensor]]:
     """The cross-attention of each model, by layer, each (B, H, T, S)."""
     device = next(models[0].parameters()).device
@@ -118,7 +144,7 @@ def _cross(models: Sequence[Seq2Seq], special: SpecialIds, pairs: Sequence[Pair]
     tgt_in_BT = torch.from_numpy(pad([[special.bos, *tgt[:-1]] for _, tgt in pairs], special.pad)).to(device)
     lengths_B = torch.tensor([len(src) for src, _ in pairs], device=device)
     keep_BS = torch.arange(width, device=device) < lengths_B[:, None]
-    return [attention_maps(model, src_BS, tgt_in_BT, keep_BS).cross for model in models]
+    return [cross_attention(model, src_BS, tgt_in_BT, keep_BS) for model in models]
 
 
 def _chosen(layers: Sequence[Tensor], choice: HeadChoice) -> Tensor:
@@ -136,17 +162,24 @@ def _chosen(layers: Sequence[Tensor], choice: HeadChoice) -> Tensor:
     return weights_BTS.roll(-1, 1) if choice.shift else weights_BTS
 
 
-def _batches(pairs: Sequence[Pair]) -> Iterator[list[int]]:
-    """Places of pairs with one width of the source and one length of the target, as many as MOST_WEIGHTS allow.
+def _batches(models: Sequence[Seq2Seq], pairs: Sequence[Pair]) -> Iterator[list[int]]:
+    """Places of pairs with one width of the source and one length of the target, as many as MOST_NUMBERS allow.
 
+    One pair at least, but none with more than MOST_WEIGHTS, or with a side longer than a model's learned positions.
     So what a pair is given as does not depend on the others, and the last bits of its weights hardly.
     """
+
+    limit = min(model.max_positions or sys.maxsize for model in models)
 
     def shape(place: int) -> tuple[int, int]:
         src, tgt = pairs[place]
         return -(-len(src) // _WIDTH_STEP) * _WIDTH_STEP, len(tgt)
 
-    for (width, height), places in groupby(sorted(range(len(pairs)), key=shape), shape):
-        fitting = MOST_WEIGHTS // (width * height)
-        alike = list(places) if fitting else []
-        yield from (alike[start : start + fitting] for start in range(0, len(alike), max(1, fitting)))
+    seen = [place for place, (src, tgt) in enumerate(pairs) if max(len(src), len(tgt)) <= limit]
+    for (width, height), places in groupby(sorted(seen, key=shape), shape):
+        if width * height > MOST_WEIGHTS:
+            continue
+        numbers = sum(numbers_of_cross_attention(model, width, height) for model in models)
+        fitting = max(1, MOST_NUMBERS // numbers)
+        alike = list(places)
+        yield from (alike[start : start + fitting] for start in range(0, len(alike), fitting))

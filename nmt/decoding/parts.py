@@ -85,19 +85,12 @@ class Cutter:
         """Whether the model was trained on parts of such a length."""
         return len(part.ids) <= self._most_pieces
 
-    def spans(self, part: Part) -> list[Span]:
-        """Which characters of the line each piece of a part (but EOS) stands for; (-1, -1) for those of the tag."""
-        opening = len(part.tag) + 1 if part.tag else 0
-        of_tag = len(self._opening(part.tag))
-        given = "".join(tagged(part.tag, [part.text]))
-        spans = self._tokenizer.src_spans(given)
-        first = of_tag + part.skipped
-        chosen = [*spans[:of_tag], *spans[first : first + len(part.ids) - 1 - of_tag]]
-        moved = [(start - opening, end - opening) for start, end in chosen]
-        return [
-            (part.start + max(start, 0), part.start + end) if place >= of_tag and end >= 0 else (-1, -1)
-            for place, (start, end) in enumerate(moved)
-        ]
+    def spans(self, parts: Sequence[Part]) -> list[list[Span]]:
+        """Which characters of the line each piece of its parts (but EOS) stands for; (-1, -1) for those of the tag."""
+        of_tags = {tag: len(self._opening(tag)) for tag in {part.tag for part in parts}}
+        texts = dict.fromkeys((part.tag, part.text) for part in parts)  # many parts may be of one text
+        of_texts = {(tag, text): self._tokenizer.src_spans("".join(tagged(tag, [text]))) for tag, text in texts}
+        return [_spans_of(part, of_texts[part.tag, part.text], of_tags[part.tag]) for part in parts]
 
     def cut(self, lines: Sequence[str], at_sentences: Sequence[bool]) -> list[list[Part]]:
         """Each clean line in parts; none of a blank one.
@@ -182,6 +175,16 @@ class Cutter:
             )
             for first in range(0, len(pieces), size)
         ]
+
+
+def _spans_of(part: Part, spans: Sequence[Span], of_tag: int) -> list[Span]:
+    """Those of a part out of the `spans` of all pieces of its text behind its tag, which has `of_tag` of them."""
+    opening = len(part.tag) + 1 if part.tag else 0
+    first = of_tag + part.skipped
+    chosen = spans[first : first + len(part.ids) - 1 - of_tag]
+    moved = [(start - opening, end - opening) for start, end in chosen]
+    of_text = [(part.start + max(start, 0), part.start + end) if end >= 0 else (-1, -1) for start, end in moved]
+    return [*[(-1, -1) for _ in spans[:of_tag]], *of_text]  # a blank text has no tag
 
 
 @dataclass(frozen=True)

@@ -34,10 +34,9 @@ def stretches_of(translator: Translator, line: str, translation: Translation) ->
     if not translation.hypotheses:
         return []
     eos = translator.bundle.tokenizer.special.eos
-    given = places_kept(line)
     best = translation.hypotheses[0]
     hypotheses = best.parts if isinstance(best, Joined) else (best,)
-    sources = [_given_spans(translator, part, given) for part in translation.parts]
+    sources = _given_spans(translator, translation.parts, line)
     return [
         Stretch(part.ids, [*hypothesis.ids, eos], src_spans, tgt_spans)
         for part, hypothesis, src_spans, tgt_spans in zip(
@@ -56,13 +55,15 @@ def stretches_of_texts(translator: Translator, src: str, tgt: str) -> list[Stret
         return None
     tokenizer, kept = translator.bundle.tokenizer, places_kept(tgt)
     (tgt_ids,) = tokenizer.encode_tgt([cleaned])
+    (src_spans,) = _given_spans(translator, [part], src)
     tgt_spans = [_moved(span, kept) for span in tokenizer.tgt_spans(cleaned)]
-    return [Stretch(part.ids, tgt_ids, _given_spans(translator, part, places_kept(src)), tgt_spans)]
+    return [Stretch(part.ids, tgt_ids, src_spans, tgt_spans)]
 
 
-def _given_spans(translator: Translator, part: Part, kept: Sequence[int]) -> list[Span]:
-    """The spans of a part in the line as given, of which the characters at `kept` are left in the clean line."""
-    return [_moved(span, kept) for span in translator.cutter.spans(part)]
+def _given_spans(translator: Translator, parts: Sequence[Part], line: str) -> list[list[Span]]:
+    """The spans of each part in the line as given, of which cleaning may have left less."""
+    kept = places_kept(line)
+    return [[_moved(span, kept) for span in spans] for spans in translator.cutter.spans(parts)]
 
 
 def _moved(span: Span, kept: Sequence[int]) -> Span:

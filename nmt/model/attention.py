@@ -142,8 +142,11 @@ class AttentionModule(nn.Module):
     """What can tell its weights: see `record_attention`.
 
     Attributes:
+        num_heads: H of these weights.
         recorded: while recording, the weights of each call, (B, H, Q, S).
     """
+
+    num_heads = 1
 
     def __init__(self) -> None:
         super().__init__()
@@ -281,14 +284,22 @@ def _masked(bias: Tensor, keep: Tensor | None) -> Tensor:
     return bias + (keep if keep.is_floating_point() else as_bias(keep, bias.dtype))
 
 
+def attention_modules(model: nn.Module, only: str = "") -> dict[str, AttentionModule]:
+    """What of a model can tell its weights, by name, the bottom layer first; those whose name ends with `only`."""
+    named = ((name, module) for name, module in model.named_modules() if name.endswith(only))
+    return {name: module for name, module in named if isinstance(module, AttentionModule)}
+
+
 @contextmanager
-def record_attention(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+def record_attention(model: nn.Module, only: str = "") -> Iterator[dict[str, Tensor]]:
     """Within the block the model attends by the plain kernel; afterwards the dict maps module names to weights.
+
+    With `only` those modules alone do whose name ends with it.
 
     Yields a dict that is filled when the block ends: name to (B, H, Q, S), the weights of that module's calls one after
     the other, as if each were of later queries.
     """
-    modules = {name: module for name, module in model.named_modules() if isinstance(module, AttentionModule)}
+    modules = attention_modules(model, only)
     recorded: dict[str, Tensor] = {}
     for module in modules.values():
         module.recorded = []

@@ -52,8 +52,13 @@ def atomic_stream(path: Path) -> Iterator[BinaryIO]:
     A device or pipe is written to at once. Raises: StorageError, when it cannot be opened, or the disk is full.
     """
     if path.exists() and not path.is_file() and not path.is_dir():
-        with path.open("wb") as stream:
+        stream = path.open("wb")
+        try:
             yield stream
+            stream.flush()
+        finally:
+            with suppress(OSError):  # of what could not be written, which was told
+                stream.close()
         return
     try:
         final = path.resolve()  # what a link points to

@@ -1,25 +1,37 @@
 """`nmt translate --alignments` and `nmt eval --align`, on random models and on attention that is planted."""
 
+import errno
 import io
 import json
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial, partialmethod
 from pathlib import Path
+from threading import Thread
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import tiny
+from nmt.alignment.links import token_numbers
 from nmt.alignment.maps import pair_maps
 from nmt.alignment.words import merge_to_words
 from nmt.bundle import Bundle
 from nmt.cli import _run
-from nmt.cli.alignments import align_translations
+from nmt.cli.alignments import align_texts, align_translations
 from nmt.cli.streams import Beside
-from nmt.decoding.attention import HeadChoice
+from nmt.decoding.attention import HeadChoice, forced_attention
 from nmt.decoding.protected import ProtectingTranslator
 from nmt.decoding.translator import Translator
-from nmt.model.maps import AttentionMaps
+from nmt.errors import StorageError
+from nmt.model.attention import record_attention
+from nmt.model.maps import cross_attention, numbers_of_cross_attention
+from nmt.model.seq2seq import Seq2Seq
+from nmt.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 Run = Callable[..., tuple[int, str, str]]
@@ -131,6 +143,30 @@ def test_a_line_in_parts(bundle: Bundle, line: str) -> None:
     assert all(line.split()[i] for i, _ in expected)
 
 
+def test_a_long_line_is_looked_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many parts a line without spaces is cut into."""
+    calls: list[str] = []
+
+    def counted(plain: Callable[..., Any], *arguments: Any) -> Any:
+        calls.append(plain.__name__)
+        return plain(*arguments)
+
+    for name in ("src_spans", "encode_src"):
+        monkeypatch.setattr(Tokenizer, name, partialmethod(partial(counted, getattr(Tokenizer, name))))
+    monkeypatch.setattr("nmt.cli.alignments.token_numbers", partial(counted, token_numbers))
+    found: list[tuple[int, list[str]]] = []
+    for most in (100, 10):
+        translator = Translator(tiny.random_bundle(decoding={"max_length_ratio": 1.0, "beam_size": 1, "min_length": 2}))
+        monkeypatch.setattr(translator.cutter, "_most_pieces", most)
+        lines = ["dog" * 90]
+        translations = translator.translations(lines)
+        calls.clear()
+        assert align_translations(translator, lines, translations)[0]
+        found.append((len(translations[0].parts), list(calls)))
+    (few, of_few), (many, of_many) = found
+    assert many > 5 * few and of_many == of_few == ["src_spans", "token_numbers", "token_numbers"]
+
+
 def test_a_line_with_items(bundle: Bundle) -> None:
     translator = Translator(bundle)
     lines = ["the <b>small dog</b> {0} sees", "the dog", "{0}", ""]
@@ -152,11 +188,48 @@ def test_what_is_too_long_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.
     assert json.loads(answers[1])["alignment"] is None and answers[2] == ""
 
 
+def test_memory_is_bounded(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short targets of long sources: the sources' own attention is not kept, and no batch is larger than allowed."""
+    special = bundle.tokenizer.special
+    pairs = [([5] * 60 + [special.eos], [6, 7, special.eos])] * 12
+    one_by_one = [forced_attention([bundle.model], special, [pair])[0] for pair in pairs[:1]]
+    numbers = numbers_of_cross_attention(bundle.model, 64, 3)
+    batches: list[int] = []
+    names: list[str] = []
+
+    def spy(model: Seq2Seq, src_BS: Tensor, *rest: Tensor) -> list[Tensor]:
+        batches.append(len(src_BS))
+        if len(src_BS) > 3:
+            raise RuntimeError("CUDA out of memory.")
+        return cross_attention(model, src_BS, *rest)
+
+    @contextmanager
+    def recording(model: Seq2Seq, only: str = "") -> Iterator[dict[str, Tensor]]:
+        with record_attention(model, only) as weights:
+            yield weights
+        names.extend(weights)
+
+    monkeypatch.setattr("nmt.decoding.attention.cross_attention", spy)
+    monkeypatch.setattr("nmt.model.maps.record_attention", recording)
+    for most, expected in ((3, [3] * 4), (5, [5, 2, 3, 5, 2, 3, 2]), (0, [1] * 12)):
+        batches.clear()
+        monkeypatch.setattr("nmt.decoding.attention.MOST_NUMBERS", most * numbers)
+        found = forced_attention([bundle.model], special, pairs)
+        assert batches == expected  # those of five do not fit into memory, and are halved
+        assert all(each is not None and np.allclose(each, one_by_one[0], atol=1e-6) for each in found)
+    assert len(set(names)) == 4 and all(name.endswith("cross_attention") for name in names)
+    with record_attention(bundle.model) as weights:  # the control: there is more to record
+        bundle.model.states(torch.tensor([[5, special.eos]]), torch.tensor([[special.bos]]))
+    assert len(weights) > 8
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--alignments", "-"], "--alignments - needs --format jsonl"),
         (["--alignments", "OUT", "-o", "OUT"], "are one file"),
+        (["--alignments", "IN"], "would write over"),
+        (["--alignments", "OUT", "--prefix", "OUT"], "would write over"),
         (["--alignments", "OUT", "--align-layer", "5"], "align_layer = 5, but the model has 4"),
         (["--alignments", "OUT", "--align-layer", "1", "--align-head", "3"], "align_head = 3, but the model has 2"),
         (["--align-threshold", "2"], "align_threshold = 2.0"),
@@ -164,13 +237,52 @@ def test_what_is_too_long_is_told(run: Run, tmp_path: Path, monkeypatch: pytest.
 )
 def test_what_is_refused(run: Run, tmp_path: Path, options: list[str], said: str) -> None:
     out = tmp_path / "links"
-    code, printed, err = run(LINES, *[str(out) if option == "OUT" else option for option in options])
+    code, printed, err = run(
+        LINES, *[{"OUT": str(out), "IN": str(tmp_path / "in")}.get(option, option) for option in options]
+    )
     assert (code, printed) == (2, "") and said in err and not out.exists()
+
+
+def test_links_that_nobody_takes(run: Run, tmp_path: Path) -> None:
+    """The file is named, and half a result is not left; who reads translations may have seen enough."""
+    fifo, out = tmp_path / "fifo", tmp_path / "out"
+    os.mkfifo(fifo)
+    reader = Thread(target=lambda: fifo.open("rb").close())
+    reader.start()
+    code, printed, err = run(LINES[:3], "--alignments", fifo, "-o", out, "--beam-size", 1)
+    reader.join()
+    assert (code, printed) == (4, "") and f"Cannot write {fifo}: Broken pipe" in err and not out.exists()
+    code, _, err = run(LINES[:3], "--alignments", "/dev/full", "-o", out)
+    assert code == 4 and "Cannot write /dev/full: No space left" in err and not out.exists()
+    with pytest.raises(BrokenPipeError):
+        Beside(Gone(), io.BytesIO(), fifo).write(b"a\t0-0\n")
+    with pytest.raises(StorageError, match="fifo"):
+        Beside(io.BytesIO(), Gone(), fifo).write(b"a\t0-0\n")
+
+
+class Gone(io.BytesIO):
+    """A stream whose reader went away."""
+
+    def write(self, data: object, /) -> int:
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+
+
+def test_learned_positions_are_a_limit() -> None:
+    """Of either side, the end included: what lies behind has no position, and attention there means nothing."""
+    limited = Translator(tiny.random_bundle(positions="learned", max_positions=16))
+    tokenizer = limited.bundle.tokenizer
+    assert len(tokenizer.encode_tgt(["hund " * 15])[0]) == 16
+    src, tgt = ["dog"] * 3 + ["dog " * 16], ["hund", "hund " * 15, "hund " * 16, "hund"]
+    seen = [True, True, False, False]
+    assert [each is not None for each in align_texts(limited, src, tgt)] == seen
+    assert None not in align_texts(Translator(tiny.random_bundle()), src, tgt)  # the control
+    pairs = list(zip(limited.encode(src), tokenizer.encode_tgt(tgt), strict=True))  # as --protect has them
+    assert [each is not None for each in forced_attention(limited.models, tokenizer.special, pairs)] == seen
 
 
 def test_two_streams() -> None:
     one, other = io.BytesIO(), io.BytesIO()
-    both = Beside(one, other)
+    both = Beside(one, other, Path("links"))
     both.write(b"der hund\t0-0 1-1\n\t\n")
     both.write(b'{"a": "\\t"}\t\n')
     assert (one.getvalue(), other.getvalue()) == (b'der hund\n\n{"a": "\\t"}\n', b"0-0 1-1\n\n\n")
@@ -183,16 +295,16 @@ def test_two_streams() -> None:
 def planted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
     """Attention that knows: head 2 of layer 3, when a token is read. Options: texts, and gold, word k with n - k."""
 
-    def maps(model: object, src_BS: Tensor, tgt_in_BT: Tensor, keep_BS: Tensor) -> AttentionMaps:
+    def maps(model: object, src_BS: Tensor, tgt_in_BT: Tensor, keep_BS: Tensor) -> list[Tensor]:
         shape = 2, tgt_in_BT.shape[1], src_BS.shape[1]
         cross = [torch.rand(len(src_BS), *shape, generator=torch.Generator().manual_seed(k)) for k in range(4)]
         for row in range(len(src_BS)):
             last = int(keep_BS[row].sum()) - 2  # before EOS
             for t in range(1, tgt_in_BT.shape[1]):
                 cross[2][row, 1, t, max(0, last - (t - 1))] = 1.01
-        return AttentionMaps([], [], cross)
+        return cross
 
-    monkeypatch.setattr("nmt.decoding.attention.attention_maps", maps)
+    monkeypatch.setattr("nmt.decoding.attention.cross_attention", maps)
     tokenizer = tiny.tokenizer()
     kept = [  # each word a piece, so that what is planted on pieces is of words
         (src, tgt)
@@ -228,8 +340,14 @@ def test_the_right_head_is_found(
     assert float(str(unshifted["AER"])) > 60 and float(str(default["AER"])) > 30
     (by_gold,) = scores(capsys, "-m", model, *planted, "--choose=gold")
     assert (by_gold["align_layer"], by_gold["align_head"], by_gold["align_shift"], by_gold["AER"]) == (3, 2, True, 0)
+    assert (by_gold["chosen_on"], by_gold["scored_on"]) == ("1-5", "6-10") and "chosen_on" not in right
+    assert _run(["eval", "-m", str(model), *planted, "--choose=gold"], False) == 0
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[1] == "chosen on lines 1-5, scored on lines 6-10"
+    assert printed[2].endswith("[decoding]: align_layer = 3, align_head = 2, align_shift = true")
     heads = scores(capsys, "-m", model, *planted, "--by-head")
-    assert len(heads) == 2 * (1 + 4 * 3) and sum(row["AER"] == 0 for row in heads) == 1
+    assert len(heads) == 2 * (1 + 4 * 3) and [row["AER"] == 0 for row in heads[:2]] == [True, False]
+    assert heads == sorted(heads, key=lambda row: float(str(row["AER"])))
 
     back = Bundle(bundle.config.model_copy(update={"src_lang": "de", "tgt_lang": "en"}), bundle.model, bundle.tokenizer)
     reverse = tiny.save(back, tmp_path / "back")
@@ -270,6 +388,7 @@ def test_links_alone(planted: list[str], tmp_path: Path, capsys: pytest.CaptureF
         (["--hyp=GOLD", "--ref=GOLD", "--by-head"], 2, "go with --align"),
         (["--align=GOLD", "--hyp=SHORT"], 3, "has 10 line(s)"),
         (["--align=GOLD", "-m", "MODEL", "--src=SRC", "--tgt=SHORT"], 3, "line k of both"),
+        (["--align=SHORT", "-m", "MODEL", "--src=SHORT", "--tgt=SHORT", "--choose=gold"], 3, "2 at least"),
         (["--align=SRC", "--hyp=GOLD"], 3, "src, line 1"),
         (["--align=WIDE", "-m", "MODEL", "--src=SRC", "--tgt=SRC"], 3, "wide, line 10: there is a link 99-0"),
         (["--align=GONE", "--hyp=GOLD"], 3, "Cannot read"),
