@@ -98,6 +98,7 @@ def fit_or_interrupted(corpus: tiny.Tiny, folder: Path, model: dict[str, Any], h
     return final_bytes(folder)
 
 
+@pytest.mark.slow
 def test_a_recurrent_model_learns_twenty_pairs_by_heart(tmp_path: Path, figure: Figure) -> None:
     few = tiny.write(
         tmp_path / "few",

@@ -56,7 +56,7 @@ def cache_difference(
 @pytest.mark.parametrize(
     ("name", "kind", "cases", "longest"),
     [
-        ("kv_cache", "transformer", 100, 130),
+        ("kv_cache", "transformer", 60, 130),
         pytest.param("kv_cache", "transformer", 300, 130, marks=pytest.mark.slow),
         ("recurrent_state", "rnn", 20, 9),
     ],
