@@ -1,6 +1,7 @@
 """Make golden/VERSION: a small run, its bundle and last checkpoint, 20 lines and their translations, in today's format.
 
-Run once for each release, and never again for an old one: `python tests/faults/make_golden.py golden/0.2.0`.
+Run once for each release, and never again for an old one: `python tests/faults/make_golden.py golden/0.2.0`, for another
+kind of model with keys of [model] as JSON: `… golden/0.7.0-rnn '{"type": "rnn"}'`.
 """
 
 import json
@@ -27,7 +28,7 @@ def nmt(folder: Path, *arguments: object, text: bytes = b"") -> bytes:
     return subprocess.run(command, input=text, stdout=subprocess.PIPE, cwd=folder, env=environment, check=True).stdout
 
 
-def make(golden: Path) -> None:
+def make(golden: Path, model: dict[str, object]) -> None:
     golden.mkdir(parents=True)  # it must not be there: what was released stays as it is
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -36,7 +37,7 @@ def make(golden: Path) -> None:
             pairs=1000,
             data={"dir": ".", "train": "train", "valid_size": 20},  # relative: it is kept in config.json
             tokenizer={"vocab_size": 60, "byte_fallback": False, "normalization": "identity"},  # a small file
-            model={**SHAPE, "dropout": 0.0},
+            model={**SHAPE, "dropout": 0.0, **model},
             training={"max_updates": UPDATES, "tokens_per_batch": 700, "warmup_updates": 100, "log_every": 100},
             validation={"every": 250, "max_sentences": 5, "metric": "loss"},
         )
@@ -52,4 +53,4 @@ def make(golden: Path) -> None:
 
 
 if __name__ == "__main__":
-    make(HERE / sys.argv[1])
+    make(HERE / sys.argv[1], json.loads(sys.argv[2]) if len(sys.argv) > 2 else {})
