@@ -79,7 +79,8 @@ def random_shapes(count: int, layers: int = 3) -> list[dict[str, object]]:
     rng = np.random.default_rng(8)
     shapes = []
     for number in range(count):
-        heads = int(rng.integers(1, 5))
+        kind = KINDS[number % len(KINDS)]
+        heads = int(str(kind.get("num_heads", rng.integers(1, 5))))
         d_model = heads * int(rng.choice([8, 12, 16]))
         drawn: dict[str, object] = {
             "num_encoder_layers": int(rng.integers(1, layers + 1)),
@@ -92,7 +93,7 @@ def random_shapes(count: int, layers: int = 3) -> list[dict[str, object]]:
             "tied_embeddings": str(rng.choice(["none", "decoder", "all"])),
             "attention_dropout": float(rng.choice([0.0, 0.1])),
         }
-        shapes.append(drawn | KINDS[number % len(KINDS)])
+        shapes.append(drawn | kind)
     return shapes
 
 
