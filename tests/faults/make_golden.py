@@ -1,7 +1,7 @@
 """Make golden/VERSION: a small run, its bundle and last checkpoint, 20 lines and their translations, in today's format.
 
-Run once for each release, and never again for an old one: `python tests/faults/make_golden.py golden/0.2.0`. For another
-kind of model, with keys of [model] as JSON: `… golden/0.7.0-rnn '{"type": "rnn"}'`.
+Run once for each release, and never again for an old one: `python tests/faults/make_golden.py golden/0.2.0`. For
+another kind of model, with keys of [model] as JSON: `… golden/0.7.0-rnn '{"type": "rnn"}'`.
 """
 
 import json
