@@ -44,10 +44,12 @@ class Slots:
         self.newest_BW = torch.empty(0)
         self._width, self._head_dim = width, head_dim
         self._table_BWT: Tensor | None = None
+        self._distances: Tensor | None = None  # which all layers ask for
 
     def advance(self, like_BW: Tensor) -> None:
         """Give the next position of every prefix a slot. Of `like_BW` only shape and device matter."""
         self.length += 1
+        self._distances = None
         if self._width == 1:  # a slot is a position
             self.newest_BW = torch.full_like(like_BW, self.count)
             self.count += 1
@@ -72,6 +74,11 @@ class Slots:
 
     def distances(self) -> Tensor:
         """Of every slot's position to the newest one; those of slots in use count. int64 (1, C), or (B, W, C)."""
+        if self._distances is None:
+            self._distances = self._new_distances()
+        return self._distances
+
+    def _new_distances(self) -> Tensor:
         device = self.newest_BW.device
         of_positions_T = torch.arange(1 - self.length, 1, device=device)
         if self._width == 1:
