@@ -16,8 +16,8 @@ from torch import Tensor
 from nmt.config import ModelConfig
 from nmt.decoding.options import LengthPenalty, Limits, SearchOptions
 from nmt.decoding.paths import greedy_search
+from nmt.decoding.rows import ModelRows
 from nmt.decoding.search import IMPOSSIBLE, Hypothesis, Rows, beam_search
-from nmt.decoding.translator import ModelRows
 from nmt.model.attention import SelfAttention
 from nmt.model.build import build_model
 from nmt.model.kv_cache import DecoderState, Slots

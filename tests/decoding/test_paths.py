@@ -12,8 +12,9 @@ from torch import Tensor
 from nmt.bundle import Bundle
 from nmt.decoding.options import Limits, SearchOptions
 from nmt.decoding.paths import Sampling, greedy_search, sample
+from nmt.decoding.rows import ModelRows
 from nmt.decoding.search import Hypothesis, beam_search
-from nmt.decoding.translator import ModelRows, Translator
+from nmt.decoding.translator import Translator
 from nmt.model.inference import int8_works, prepare
 from oracle import BOS, EOS, ModelBatch, TableRows, Tables, is_same, random_tables, run
 from tiny import one_thread, random_bundle, sentences
