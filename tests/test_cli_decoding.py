@@ -564,6 +564,8 @@ def test_output_goes_where_a_link_points(run: Nmt, model: Path, tmp_path: Path) 
     assert link.is_symlink() and file.read_text().count("\n") == len(LINES)
     assert file.stat().st_mode & 0o777 == 0o640
     refused(run("translate", "-m", model, "-o", ".", stdin=STDIN), 4, "Cannot write .: Is a directory")
+    (tmp_path / "itself").symlink_to(tmp_path / "itself")
+    assert run("translate", "-m", model, "-o", tmp_path / "itself", stdin=STDIN)[0] == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGHUP, marks=pytest.mark.slow)])

@@ -120,7 +120,7 @@ def _check_together(
 
 def _check_places(output: Path | None, json_path: Path | None) -> None:
     """Refuse places that cannot hold both results, so that there are never half of them."""
-    if output is not None and json_path is not None and output.resolve() == json_path.resolve():
+    if output is not None and json_path is not None and os.path.realpath(output) == os.path.realpath(json_path):
         raise ConfigError(f"--output and --json are one file, {output}. Give them different ones.")
     for path in (output, json_path):
         if path is None:

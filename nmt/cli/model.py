@@ -2,7 +2,8 @@
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -86,38 +87,52 @@ def check(
     from nmt.diagnosis.outputs import read_text, validation_text
     from nmt.diagnosis.subject import Subject
 
-    def progress(what: str) -> None:
-        if not quiet:
-            say(f"checking: {what} …")
-
-    def refuse_too_large(parameters: int) -> None:
-        needed = as_bytes(bytes_to_check(parameters))
-        progress(f"{parameters:,} parameters, which needs {needed} of memory at least")
-
     use_threads(threads)
-    bundle = None if model is None else Bundle.load(model)
-    if bundle is not None:
-        refuse_too_large(bundle.model.num_parameters())
-        subject = Subject(bundle.model, bundle.config.model, bundle.tokenizer.special, fresh=False)
-        decoding = bundle.config.decoding
-    else:
-        assert config is not None
-        recipe = load_config(config, set_ or [], trains=False)
-        refuse_too_large(Subject.parameters_of(recipe))  # before they are there
-        subject, decoding = Subject.from_config(recipe), recipe.decoding
-    length = usual_length(subject.model, length)
-    progress("memory")
-    findings = {"memory": memory(subject, length, batch, decoding.beam_size)}
-    findings |= check_model(subject, say=progress)
-    if bundle is not None:
-        sources, references = validation_text(bundle.config) if src is None else read_text(src, tgt)
-        findings |= check_text(bundle, sources, references, progress)
+    with _checking(quiet) as progress:
+
+        def refuse_too_large(parameters: int) -> None:
+            needed = as_bytes(bytes_to_check(parameters))
+            progress(f"{parameters:,} parameters, which needs {needed} of memory at least")
+
+        bundle = None if model is None else Bundle.load(model)
+        if bundle is not None:
+            refuse_too_large(bundle.model.num_parameters())
+            subject = Subject(bundle.model, bundle.config.model, bundle.tokenizer.special, fresh=False)
+            decoding = bundle.config.decoding
+        else:
+            assert config is not None
+            recipe = load_config(config, set_ or [], trains=False)
+            refuse_too_large(Subject.parameters_of(recipe))  # before they are there
+            subject, decoding = Subject.from_config(recipe), recipe.decoding
+        length = usual_length(subject.model, length)
+        progress("memory")
+        findings = {"memory": memory(subject, length, batch, decoding.beam_size)}
+        findings |= check_model(subject, say=progress)
+        if bundle is not None:
+            sources, references = validation_text(bundle.config) if src is None else read_text(src, tgt)
+            findings |= check_text(bundle, sources, references, progress)
     if json_:
         typer.echo(json.dumps({"broken": is_broken(findings), "findings": as_records(findings)}, ensure_ascii=False))
     else:
         for line in as_lines(findings):
             typer.echo(line)
     return BundleError.exit_code if is_broken(findings) else 0
+
+
+@contextmanager
+def _checking(quiet: bool) -> Iterator[Callable[[str], None]]:
+    """What is told of each check as it begins: on a terminal in one line that changes, in a log a line each."""
+    if quiet:
+        yield lambda what: None
+        return
+    if not sys.stderr.isatty():
+        yield lambda what: say(f"checking: {what} …")
+        return
+    from rich.console import Console
+    from rich.markup import escape
+
+    with Console(stderr=True).status("") as status:
+        yield lambda what: status.update(f"checking: {escape(what)} …")
 
 
 @app.command("import")

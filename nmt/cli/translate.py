@@ -1,5 +1,6 @@
 """`nmt translate`."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -175,9 +176,9 @@ def _links_file(
         return None
     if str(alignments) == "-":
         raise ConfigError("--alignments - needs --format jsonl: stdout has the translations. Give it a file.")
-    if output is not None and output.resolve() == alignments.resolve():
+    if output is not None and os.path.realpath(output) == os.path.realpath(alignments):
         raise ConfigError(f"--output and --alignments are one file, {output}. Give them different ones.")
-    if any(path is not None and path.resolve() == alignments.resolve() for path in inputs):
+    if any(path is not None and os.path.realpath(path) == os.path.realpath(alignments) for path in inputs):
         raise ConfigError(f"--alignments would write over {alignments}, which is read. Give it another file.")
     return alignments
 

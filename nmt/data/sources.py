@@ -68,9 +68,9 @@ def files_of(source: Source, config: DataConfig) -> list[Path]:
 def refuse_to_overwrite(outputs: Iterable[Path], config: DataConfig) -> None:
     """Raises: ConfigError, if one of the outputs is a file that text is read from."""
     sources = [*config.train, *([config.valid] if config.valid else [])]
-    read = {path.resolve() for source in sources for path in files_of(source, config)}
+    read = {os.path.realpath(path) for source in sources for path in files_of(source, config)}
     for path in outputs:
-        if path.resolve() in read:
+        if os.path.realpath(path) in read:
             raise ConfigError(f"{path} is text that is read: give another name for what is to be written.")
 
 

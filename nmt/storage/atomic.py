@@ -60,16 +60,10 @@ def atomic_stream(path: Path) -> Iterator[BinaryIO]:
             with suppress(OSError):  # of what could not be written, which was told
                 stream.close()
         return
-    try:
-        final = path.resolve()  # what a link points to
-        if final.is_dir():
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
-        file = temporary.open("wb")
-    except OSError as error:
-        raise StorageError(f"Cannot write {path}: {error.strerror}.") from error
-    try:
-        with file:
+    final = Path(os.path.realpath(path))  # what a link points to; resolve() fails on a link to itself
+    temporary = final.with_name(f"{final.name}.tmp-{os.getpid()}")
+    try:  # around the opening too: a signal may come at once after it
+        with _open_beside(final, temporary, path) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -86,6 +80,16 @@ def atomic_stream(path: Path) -> Iterator[BinaryIO]:
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _open_beside(final: Path, temporary: Path, path: Path) -> BinaryIO:
+    """A new file to write, unless `final`, which it will become, is a folder; named to the user as `path`."""
+    try:
+        if final.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return temporary.open("wb")
+    except OSError as error:
+        raise StorageError(f"Cannot write {path}: {error.strerror}.") from error
 
 
 @contextmanager

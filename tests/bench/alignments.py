@@ -1,6 +1,6 @@
 """Word alignments from attention against eflomal's, by alignment error rate (AER) on gold links made by hand.
 
-    python tests/bench/alignment.py
+    python tests/bench/alignments.py
 
 German-English: models of configs/alignment-{de-en,en-de}.toml, trained on ../shared/data/mixed, lower-cased and
 tokenised as the gold text is, and eflomal on the same text. English-French: one model on Multi30k and the gold text,

@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -441,6 +442,16 @@ def test_the_command_on_a_recipe(run: Callable[..., tuple[int, str, str]], tmp_p
     assert "parameters" in err.splitlines()[0]
     assert err.index("checking: memory") < err.index("checking: weights")
     assert out.splitlines()[0].split()[1] == "memory:"
+
+
+def test_on_a_terminal_one_line_changes(
+    run: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setenv("TERM", "xterm")
+    code, out, err = run(tiny.write(tmp_path).toml, "--set", "model.num_heads=1")
+    assert code == 0 and "\x1b" not in out
+    assert "checking: overfit" in err and "\r\x1b[2K" in err and err.count("\n") < len(out.splitlines())
 
 
 def test_the_command_on_a_model(run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
