@@ -69,7 +69,7 @@ bench-stream: setup    # private memory while two million lines are translated: 
 bench-sampling: setup  # what subword sampling costs a core: one minute
 	$(BIN)/python tests/bench/sampling.py
 
-bench-alignment: setup # word alignments against eflomal, which it installs; trains three small models: 4 hours
+bench-alignment: setup # word alignments against eflomal, which it installs; trains three small models: 2 hours
 	$(BIN)/python tests/bench/alignments.py
 
 bench-help: setup      # the time of nmt --help
