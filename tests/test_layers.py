@@ -22,7 +22,7 @@ FLOORS = [
     {"model"},
     {"data"},
     {"text"},
-    {"storage", "config", "config_mistakes", "errors"},
+    {"storage", "pictures", "config", "config_mistakes", "errors"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = len(FLOORS) - 1

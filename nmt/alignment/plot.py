@@ -3,12 +3,8 @@
 matplotlib (from 3.11 on) shapes letters and orders right-to-left text itself, so that labels go to it as they are.
 """
 
-import io
 import textwrap
-import unicodedata
-import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,11 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nmt.alignment.view import Link, darkest, printable
-from nmt.errors import ConfigError, DataError
-from nmt.storage.atomic import replace_file
+from nmt.errors import DataError
+from nmt.pictures import NO_FONT, choose_fonts, default_settings, format_of, save
 
-NO_FONT = "no installed font has"  # how the warning begins that a picture is wrong
-FORMATS = ("png", "svg", "pdf")
 MAX_SIDE_IN = 30.0  # of all maps together; 300 labels then still have 0.1 inch each
 CELL_IN = 0.36
 GRID_CELL_IN = 0.16  # where several maps share a picture
@@ -81,10 +75,7 @@ def plot_attention(
     Raises ConfigError for another suffix, DataError for an empty map, one that does not fit its labels or
     holds NaN or infinity, StorageError where the file cannot be written.
     """
-    path = Path(path)
-    file_format = path.suffix.lower().removeprefix(".")
-    if file_format not in FORMATS:
-        raise ConfigError(f'Cannot draw into "{path}": the name must end in .png, .svg or .pdf.')
+    format_of(path)  # before the work
     _check(weights, src_labels, tgt_labels)
     grid = weights.reshape(-1, *weights.shape[-3:]) if weights.ndim > 2 else weights[None, None]
     notes: list[str] = []
@@ -92,8 +83,8 @@ def plot_attention(
     tgt = _shorten(tgt_labels, MAX_LABEL_CHARS, "target labels", notes)
     (head,) = _shorten([title], MAX_TITLE_CHARS, "title", notes)
 
-    with _default_settings() as settings:
-        settings["font.family"] = _choose_fonts("".join([*src, *tgt, *axes, head, foot]), notes)
+    with default_settings() as settings:
+        settings["font.family"] = _fonts_for("".join([*src, *tgt, *axes, head, foot]), notes)
         thinned: list[str] = []
         columns = _Labels(axes[1], src, _side(len(src), axes[1], thinned, grid.shape[1]))
         rows = _Labels(axes[0], tgt, _side(len(tgt), axes[0], thinned, grid.shape[0]))
@@ -108,22 +99,8 @@ def plot_attention(
         below = figure.axes[grid.shape[1] * (grid.shape[0] - 1)]
         foot = " ".join([foot, *(f"{note}." for note in thinned)]).strip()
         _below(below, "\n".join(_wrap(foot, figure, FOOT_PT)), 34 if captions else 8, FOOT_PT)
-        _save(figure, path, file_format)
+        save(figure, path)
     return notes
-
-
-@contextmanager
-def _default_settings() -> Iterator[dict[str, Any]]:
-    """matplotlib's defaults, so that a user's matplotlibrc (usetex!) changes nothing; afterwards all is put back."""
-    import matplotlib
-
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        matplotlib.rcdefaults()
-        # A fixed salt gives the SVG ids that do not change from run to run.
-        matplotlib.rcParams["svg.hashsalt"] = "nmt"
-        # Said once by _choose_fonts, for all characters.
-        warnings.filterwarnings("ignore", message="Glyph .* missing")
-        yield matplotlib.rcParams
 
 
 def _check(weights: NDArray[Any], src_labels: Sequence[str], tgt_labels: Sequence[str]) -> None:
@@ -260,40 +237,12 @@ def _below(axes: Any, text: str, points: int, font_pt: int, *, centred: bool = F
     )
 
 
-def _choose_fonts(text: str, notes: list[str]) -> list[str]:
-    """Return DejaVu Sans and further families that cover `text`; note the characters that none has."""
-    from matplotlib import font_manager
-
-    # White space and format characters (joiners, variation selectors) need no glyph of their own.
-    missing = {c for c in text if not c.isspace() and unicodedata.category(c) not in ("Cf", "Mn")}
-    families = ["DejaVu Sans"]  # comes with matplotlib
-    missing -= _charset(font_manager.findfont("DejaVu Sans"))
-    for entry in sorted(font_manager.fontManager.ttflist, key=lambda entry: (entry.name, entry.fname)):
-        if not missing:  # opening every font takes a while
-            break
-        # Text fonts only: no TeX fonts with encodings of their own, no boxes, no colour bitmaps.
-        if entry.name.startswith(("cm", "STIXNon", "STIXSiz", "Last Resort")) or "Color" in entry.name:
-            continue
-        with suppress(RuntimeError, OSError):  # a font that is listed and yet gone or broken
-            found = missing & _charset(entry.fname)
-            families += [entry.name] if found else []
-            missing -= found
+def _fonts_for(text: str, notes: list[str]) -> list[str]:
+    """Families that cover `text`; a note names the characters that none has."""
+    families, missing = choose_fonts(text)
     if missing:
         notes.append(
-            f"{NO_FONT} {' '.join(sorted(missing))}; such characters are drawn as boxes. Install a font that has them, "
+            f"{NO_FONT} {' '.join(missing)}; such characters are drawn as boxes. Install a font that has them, "
             f"such as Noto Sans CJK, or draw a page, for the browser has its own: -o FILE.html."
         )
     return families
-
-
-def _charset(font_file: str) -> set[str]:
-    from matplotlib import font_manager
-
-    return {chr(code) for code in font_manager.get_font(font_file).get_charmap()}
-
-
-def _save(figure: Any, path: Path, file_format: str) -> None:
-    dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {}}
-    picture = io.BytesIO()
-    figure.savefig(picture, format=file_format, bbox_inches="tight", pad_inches=0.15, metadata=dates[file_format])
-    replace_file(path, picture.getvalue())

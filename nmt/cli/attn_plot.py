@@ -78,7 +78,7 @@ def attn_plot(
 
         write_page(views, output, attention.value, choice)
     elif output is not None:
-        from nmt.alignment.plot import NO_FONT
+        from nmt.pictures import NO_FONT
 
         for warning in _picture(chosen[0], output, attention, choice, grid):
             if not quiet or warning.startswith(NO_FONT):  # then the picture is wrong

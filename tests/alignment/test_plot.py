@@ -19,6 +19,7 @@ from nmt.alignment import plot
 from nmt.alignment.plot import plot_attention
 from nmt.alignment.view import Link
 from nmt.errors import ConfigError, DataError, StorageError
+from nmt.pictures import NO_FONT, choose_fonts
 
 MAGIC = {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF-"}
 HARD = ["$x_1$", "50%", "\\frac{a}{b}", "a_b^c", "-->", "<&>", "new\nline", "\x1b[31m", "\ud800", "", "مرحبا"]
@@ -106,11 +107,10 @@ def test_glyphs_come_from_any_installed_font_else_are_named(
     # DejaVu Sans lacks U+210A; STIXGeneral, which comes with matplotlib, has it.
     install("DejaVu Sans", "STIXGeneral")
     assert plot_attention(np.ones((1, 1)), ["ℊ"], ["\u200d é ️"], tmp_path / "a.png") == []
-    notes: list[str] = []
-    assert plot._choose_fonts("aℊ", notes) == ["DejaVu Sans", "STIXGeneral"] and not notes
+    assert choose_fonts("aℊ") == (["DejaVu Sans", "STIXGeneral"], "")
     install("DejaVu Sans")
     (note,) = plot_attention(np.ones((1, 2)), ["你好", "b"], ["🙂"], tmp_path / "a.png")
-    assert note.startswith(f"{plot.NO_FONT} 你 好 🙂;") and "Noto Sans CJK" in note and "-o FILE.html" in note
+    assert note.startswith(f"{NO_FONT} 你 好 🙂;") and "Noto Sans CJK" in note and "-o FILE.html" in note
     assert not recwarn.list  # said in the note, not by matplotlib
 
 
