@@ -63,6 +63,12 @@ class Source(Section):
     column: str = "translation"  # the column that holds {language: text}
     weight: float = Field(default=1.0, gt=0.0, le=1000.0)  # how often an epoch of training sees each pair
     tag: str = ""  # a user symbol, as "<lo>", that is put before every source text
+    licence: str = ""  # for the model's sheet
+
+    @property
+    def selection(self) -> str:
+        """Which of its pairs are meant; empty if all are."""
+        return ""
 
     @field_validator("tag")
     @classmethod
@@ -99,6 +105,19 @@ class Source(Section):
         return self
 
 
+class OfDomains(Source):
+    """The pairs of a source to which a file, line by line, gives one of these domains; or none of them, if `others`."""
+
+    file: str
+    domains: list[str]
+    others: bool = False
+
+    @property
+    def selection(self) -> str:
+        """The domain, in words."""
+        return "other domains" if self.others else ", ".join(self.domains)
+
+
 Filter = Literal[
     "encoding", "mojibake", "identical", "too long", "ratio", "script", "swapped", "language", "misaligned",
     "unrelated", "numbers", "placeholders", "markup", "garbage",
@@ -113,12 +132,43 @@ class DataConfig(Section):
     dir: str = "."  # relative paths below are resolved against it; --data overrides it
     offline: bool = False  # never ask the Hugging Face hub: take what its library has kept, and local files
     train: list[Source] = Field(min_length=1)
+    train_domain: str | None = None  # a file with the domain of each pair of the one source of train, line by line
+    # How often an epoch of training sees each pair of a domain; never, if 0. Those of domains without a weight: once.
+    domain_weights: dict[str, Annotated[float, Field(ge=0.0, le=1000.0)]] = Field(default_factory=dict)
     valid: Source | None = None  # None: `valid_size` pairs are held out of train
     valid_size: int = Field(default=1000, ge=1, le=100_000)
     max_length: int = Field(default=256, ge=2, le=4096)  # pieces a side, end of sentence included
     max_length_ratio: float = Field(default=4.0, ge=1.0, le=1000.0)  # longer side / shorter side, in pieces
     remove_duplicates: bool = True  # a pair seen before is dropped
     filters: list[Filter] = Field(default_factory=list)  # rules of `nmt data check` by which training pairs are dropped
+
+    @property
+    def corpora(self) -> list[Source]:
+        """What training reads, with a weight for each: the sources of `train`, or the domains of the only one."""
+        if self.train_domain is None:
+            return self.train
+        (source,) = self.train
+        known = list(self.domain_weights)
+        weighed: list[tuple[list[str], bool, float]] = [
+            ([domain], False, weight) for domain, weight in self.domain_weights.items() if weight
+        ]
+        return [
+            OfDomains.model_construct(
+                **{**dict(source), "weight": source.weight * weight},
+                file=self.train_domain,
+                domains=domains,
+                others=others,
+            )
+            for domains, others, weight in [*weighed, (known, True, 1.0)]
+        ]
+
+    @model_validator(mode="after")
+    def _domains_of_one_source(self) -> Self:
+        if (self.train_domain is None) != (not self.domain_weights):
+            raise ValueError("train_domain = FILE goes with domain_weights = { DOMAIN = WEIGHT }")
+        if self.train_domain is not None and len(self.train) != 1:
+            raise ValueError("train_domain is of one source; several of train have a weight = … of their own each")
+        return self
 
     @model_validator(mode="after")
     def _held_out_is_unseen(self) -> Self:
@@ -355,6 +405,11 @@ class DecodingConfig(Section):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     tag: str = ""  # a user symbol of the model's, as "<lo>", put before every source text
+
+    @property
+    def selection(self) -> str:
+        """Which of its pairs are meant; empty if all are."""
+        return ""
 
     @field_validator("tag")
     @classmethod

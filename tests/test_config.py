@@ -43,6 +43,7 @@ A_SOURCE = [
 STRUCTURED: dict[str, list[Any]] = {
     "train": A_SOURCE,
     "valid": A_SOURCE,
+    "domain_weights": [3, "a", ["a"], {"a": -1.0}, {"a": 1001.0}, {"a": "b"}, {"a": float("nan")}],
     "user_symbols": ["<a>", {"a": "b"}, [3], [""], ["a b"], ["▁a"], ["</s>"], ["<0x0A>"], ["a" * 65], ["\x1b"]],
 }
 

@@ -27,7 +27,7 @@ from nmt.storage.atomic import atomic_stream, remove_stale
 from nmt.text.tokenizer import Tokenizer, tagged
 
 _MANY = 0.05  # share of the training pairs
-_SIDES = {"src": "source", "tgt": "target"}
+SIDES = {"src": "source", "tgt": "target"}
 _MOST_UNKNOWN, _FEW_UNKNOWN = 0.05, 10  # of the pieces of a side: more are refused, but never so few
 
 
@@ -95,7 +95,7 @@ def prepare(
     sample_lines = config.tokenizer.train_lines if tokenizer is None else 0
     train, ends = _scan(
         config,
-        data.train,
+        data.corpora,
         say,
         remove_duplicates=data.remove_duplicates,
         sample_lines=0 if data.filters else sample_lines,
@@ -105,12 +105,12 @@ def prepare(
     keep, train_dropped = train.keep.copy(), train.dropped
     if data.filters:
         say(f"filtering by {', '.join(data.filters)}")
-        keep, by_filter = filtered(lambda: _untagged(config, data.train), data, keep, threads)
+        keep, by_filter = filtered(lambda: _untagged(config, data.corpora), data, keep, threads)
         train_dropped = train_dropped + by_filter
         if sample_lines:
-            train.sample(_untagged(config, data.train), keep, sample_lines, config.training.seed)
+            train.sample(_untagged(config, data.corpora), keep, sample_lines, config.training.seed)
     if data.valid is None:
-        valid_sources, valid_ends = data.train, ends
+        valid_sources, valid_ends = data.corpora, ends
         valid_keep = _hold_out(keep, data.valid_size, config.training.seed)
         valid_dropped = Counter[str]()
         keep &= ~valid_keep
@@ -129,8 +129,11 @@ def prepare(
     build = _CacheBuilder(config, tokenizer, cache, say, threads)
     valid_cache = build("valid", valid_sources, valid_keep, key_of(valid_src, valid_tgt), valid_ends)
     _refuse_unknown("valid", valid_cache, say)
-    train_cache = build("train", data.train, keep, train.content_hash, ends)
+    train_cache = build("train", data.corpora, keep, train.content_hash, ends)
     _refuse_unknown("train", train_cache, say)
+    for source, pairs in zip(data.corpora, train_cache.source_sizes, strict=False):
+        if source.selection:
+            say(f"train: {pairs:,} pairs of {source.selection}, weight {source.weight:g}")
     if text_out is not None:
         _write_text(text_out, config, keep, tokenizer)
     counts = {
@@ -244,7 +247,7 @@ def _write_text(prefix: Path, config: Config, keep: NDArray[np.bool_], tokenizer
     prefix.parent.mkdir(parents=True, exist_ok=True)
     src_path, tgt_path = _text_paths(prefix, data)
     with atomic_stream(src_path) as src_file, atomic_stream(tgt_path) as tgt_file:
-        for source in data.train:
+        for source in data.corpora:
             for src_lines, tgt_lines in read_chunks(source, data):
                 kept = np.flatnonzero(keep[position : position + len(src_lines)]).tolist()
                 position += len(src_lines)
@@ -274,7 +277,7 @@ def _refuse_unknown(split: str, cache: TokenCache, say: Say) -> None:
     for side, (unknown, pieces) in cache.unknown.items():
         if unknown > max(_FEW_UNKNOWN, _MOST_UNKNOWN * pieces):
             raise DataError(
-                f"{unknown / pieces:.0%} of the {_SIDES[side]} pieces of the {split} text are <unk> ({unknown:,} of "
+                f"{unknown / pieces:.0%} of the {SIDES[side]} pieces of the {split} text are <unk> ({unknown:,} of "
                 f"{pieces:,}; {_MOST_UNKNOWN:.0%} are allowed): the tokenizer does not know their characters. Is the "
                 f"file in the right language, and the tokenizer the right one? Else train one with "
                 f"tokenizer.byte_fallback = true, or a higher tokenizer.character_coverage."
@@ -304,7 +307,7 @@ class _CacheBuilder:
             "format": FORMAT_VERSION,
         }
         # What earlier versions did not have is named where it is used alone: their caches are found again.
-        if any(source.weight != 1 for source in sources):
+        if any(source.weight != 1 or source.selection for source in sources):
             key["ends"] = ends
         if any(source.tag for source in sources):
             key["tags"] = [[source.tag, end] for source, end in zip(sources, ends, strict=True)]

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmt.config import DataConfig, Source
+from nmt.config import DataConfig, OfDomains, Source
 from nmt.data.misfit import misfit
 from nmt.errors import ConfigError, DataError
 from nmt.text.archives import existing
@@ -31,8 +31,10 @@ def read_chunks(source: Source, config: DataConfig, say: Say = lambda text: None
 
     Args:
         say: told at the end which lines had to be mended.
-    Raises: DataError (missing, unequal counts, no such column), StorageError.
+    Raises: DataError (missing, unequal counts, no such column or domain), StorageError.
     """
+    if isinstance(source, OfDomains):
+        return _of_domains(source, config, say)
     if source.hf is not None:
         return _read_dataset(source, config)
     if source.tsv is not None:
@@ -42,6 +44,38 @@ def read_chunks(source: Source, config: DataConfig, say: Say = lambda text: None
     if source.parquet is not None:
         return _read_parquet(source, config)
     return _read_text_pair(*text_paths(source, config), say)
+
+
+def _of_domains(source: OfDomains, config: DataConfig, say: Say) -> Iterator[Chunk]:
+    """The pairs whose line in the file of domains says so; mended lines are told once, though all are read for each."""
+    path = Path(config.dir) / source.file
+    whole = Source.model_construct(**{name: getattr(source, name) for name in Source.model_fields})
+    wanted, found, pairs = set(source.domains), set[str](), 0
+    with _open(path) as stream:
+        lines = read_lines(stream)
+        for src, tgt in read_chunks(whole, config, say if source.others else lambda text: None):
+            domains = [clean(line) for line in itertools.islice(lines, len(src))]
+            pairs += len(src)
+            if len(domains) < len(src):
+                raise _unlike(path, pairs - len(src) + len(domains), whole, config)
+            found.update(domains)
+            taken = [place for place, domain in enumerate(domains) if (domain in wanted) != source.others]
+            yield [src[place] for place in taken], [tgt[place] for place in taken]
+        if more := sum(1 for _ in lines):
+            raise _unlike(path, pairs + more, whole, config)
+    if missing := wanted - found:
+        known = _shown(", ".join(sorted(found)), 300)
+        raise DataError(
+            f"{path} has no line {min(missing)!r}, to which data.domain_weights gives one. It has: {known}."
+        )
+
+
+def _unlike(path: Path, lines: int, source: Source, config: DataConfig) -> DataError:
+    pairs = sum(len(src) for src, _ in read_chunks(source, config))
+    return DataError(
+        f"{path} has {lines:,} lines but {describe(source, config)} has {pairs:,} pairs: line k must be the domain of "
+        f"pair k."
+    )
 
 
 def text_paths(source: Source, config: DataConfig) -> tuple[Path, Path]:
@@ -68,7 +102,9 @@ def files_of(source: Source, config: DataConfig) -> list[Path]:
 def refuse_to_overwrite(outputs: Iterable[Path], config: DataConfig) -> None:
     """Raises: ConfigError, if one of the outputs is a file that text is read from."""
     sources = [*config.train, *([config.valid] if config.valid else [])]
-    read = {os.path.realpath(path) for source in sources for path in files_of(source, config)}
+    texts = [path for source in sources for path in files_of(source, config)]
+    domains = [] if config.train_domain is None else [Path(config.dir) / config.train_domain]
+    read = {os.path.realpath(path) for path in (*texts, *domains)}
     for path in outputs:
         if os.path.realpath(path) in read:
             raise ConfigError(f"{path} is text that is read: give another name for what is to be written.")

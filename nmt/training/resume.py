@@ -60,7 +60,7 @@ def new_state(config: Config, prepared: Prepared, world: int) -> TrainState:
 
 def _data_of(config: Config, prepared: Prepared) -> str:
     """A name of the training text and of how often its corpora are seen in an epoch."""
-    weights = [source.weight for source in config.data.train]
+    weights = [source.weight for source in config.data.corpora]
     seen = f" x {weights}" if any(weight != 1 for weight in weights) else ""
     return prepared.train.folder.name + seen
 
