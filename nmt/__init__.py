@@ -5,7 +5,7 @@ As a library: `from nmt import Translator; Translator("runs/toy").translate(["Th
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.7.0"
+__version__ = "0.8.0"
 __all__ = ["Bundle", "Translator", "__version__"]
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from nmt.errors import BundleError, ConfigError, StorageError
 from nmt.model.build import build_model
 from nmt.model.seq2seq import Seq2Seq
 from nmt.storage.atomic import write_file
-from nmt.storage.manifest import MANIFEST, damage
+from nmt.storage.manifest import MANIFEST, README, damage
 from nmt.text.spm_model import MAX_MODEL_BYTES
 from nmt.text.tokenizer import Tokenizer
 
@@ -37,7 +37,7 @@ _MOST_BYTES = {
     "tokenizer.src.model": MAX_MODEL_BYTES,
     "tokenizer.tgt.model": MAX_MODEL_BYTES,
     "state.json": 16 << 20,
-    **dict.fromkeys((MANIFEST, "README.md", "model.safetensors", "optimizer.safetensors"), 1 << 60),
+    **dict.fromkeys((MANIFEST, README, "model.safetensors", "optimizer.safetensors"), 1 << 60),
 }
 _MAX_HEADER_BYTES = 4 << 20  # of a safetensors file
 _MOST_CHOICES = 5  # of a checkpoint of a run that is being trained

@@ -26,6 +26,7 @@ from nmt.alignment import plot
 from nmt.bundle import list_checkpoints
 from nmt.cli import _run, main
 from nmt.cli.app import app
+from nmt.pictures import NO_FONT
 from nmt.training import progress, trainer
 from nmt.training.trainer import Trainer
 from tiny import Tiny
@@ -59,7 +60,7 @@ OPTIONS = {
     "data prepare": "CONFIG --out --data --set --text-out --offline",
     "data check": "CONFIG --src --tgt --valid-src --valid-tgt --test-src --test-tgt --data --set --tokenizer --langid "
     "--json --html --write-bad --threads --quiet -q",
-    "model info": "-m --model --json",
+    "model info": "-m --model --json --plot --beside",
     "model check": "CONFIG -m --model --src --tgt --set --length --batch --json --threads --quiet -q",
     "model import": "FOLDER --format --out --src-lang --tgt-lang --quiet -q",
     "model export": "MODEL --format --out --check --quiet -q",
@@ -476,13 +477,15 @@ def test_data_toy(run: Nmt, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert run("data", "toy", "--out", tmp_path / "x", "--seed", "7") == (0, "x-7: 1,234 pairs\n", "")
 
 
-def test_model_info(run: Nmt, model: Path) -> None:
+def test_model_info(run: Nmt, model: Path, tmp_path: Path) -> None:
     code, out, _ = run("model", "info", "-m", model, "--json")
     facts = json.loads(out)
     assert code == 0 and facts["languages"] == "en -> de" and facts["folder"] == str(model)
     assert facts["model"]["d_model"] == 16 and facts["parameters"] > 1000
     code, out, _ = run("model", "info", "-m", model)
     assert code == 0 and "languages: en -> de\n" in out and "d_model 16" in out
+    refused(run("model", "info", "-m", model, "--beside", model), 2, "--beside goes with --plot")
+    refused(run("model", "info", "-m", tmp_path, "--plot", tmp_path / "a.png"), 3, "There is no")
 
 
 def test_attn_plot(run: Nmt, model: Path, tmp_path: Path) -> None:
@@ -518,7 +521,7 @@ def test_attn_plot(run: Nmt, model: Path, tmp_path: Path) -> None:
 def test_attn_plot_says_even_if_quiet_that_a_picture_is_wrong(
     run: Nmt, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    notes = ["3 labels cut", f"{plot.NO_FONT} x"]
+    notes = ["3 labels cut", f"{NO_FONT} x"]
     monkeypatch.setattr(plot, "plot_attention", lambda *_, **__: notes)
     command = ("attn-plot", "-m", model, "--src", "the dog", "-o", tmp_path / "a.png")
     assert run(*command)[2] == "warning: 3 labels cut\nwarning: no installed font has x\n"

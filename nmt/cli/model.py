@@ -24,8 +24,19 @@ app = typer.Typer(help="Trained models.", no_args_is_help=True, rich_markup_mode
 def info(
     model: Model,
     json_: Annotated[bool, typer.Option("--json", help="As one JSON object.")] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw how the run went instead: BLEU and loss by minutes; .png, .svg or .pdf.")
+    ] = None,
+    beside: Annotated[list[Path] | None, typer.Option(help="Another run in the same picture; may be repeated.")] = None,
 ) -> None:
     """Show what a model is: languages, shape, size, decode defaults. Loading it verifies it."""
+    if (beside and plot is None) or (json_ and plot is not None):
+        raise ConfigError("--beside goes with --plot, and --json does not.")
+    if plot is not None:
+        from nmt.training.curves import plot_curves, read_curve
+
+        _warn(plot_curves([read_curve(run) for run in [model, *(beside or [])]], plot), quiet=False)
+        return
     from nmt.bundle import Bundle, find_bundle
 
     bundle = Bundle.load(model)
@@ -162,32 +173,42 @@ def import_(
 @app.command()
 def export(
     model: Annotated[Path, typer.Argument(metavar="MODEL", help="Bundle folder, or run folder of nmt train.")],
-    format: Annotated[str, typer.Option(help="marian-hf (Hugging Face transformers) or ctranslate2.")],
-    out: Annotated[Path, typer.Option(help="Folder to write, which the other program loads.")],
+    format: Annotated[
+        str,
+        typer.Option(
+            help="marian-hf (Hugging Face transformers), ctranslate2, or nmt-fp16: a bundle of half the size."
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
     check: Annotated[
         Path | None, typer.Option(help="Source lines: translate 50 with both programs; fail if they differ.")
     ] = None,
     quiet: Quiet = False,
 ) -> None:
-    """Write a model for another program."""
-    from nmt.bundle import Bundle
+    """Write a model for another program, or in half precision; its sheet, README.md, goes with it."""
+    from nmt.bundle import Bundle, find_bundle
     from nmt.interop import parity
     from nmt.interop.ctranslate2 import export_ctranslate2
+    from nmt.interop.half import export_half
     from nmt.interop.marian_export import export_marian
-    from nmt.storage.atomic import atomic_folder
+    from nmt.storage.atomic import atomic_folder, write_file
+    from nmt.storage.manifest import README
 
     formats = {
         "marian-hf": (export_marian, parity.transformers_translations),
         "ctranslate2": (export_ctranslate2, parity.ctranslate2_translations),
+        "nmt-fp16": (export_half, lambda folder: _translations(Bundle.load(folder))),
     }
     if format not in formats:
-        raise ConfigError(f"--format {format} cannot be exported; {' and '.join(formats)} can.")
+        raise ConfigError(f"--format {format} cannot be exported; {', '.join(formats)} can.")
     _refuse_existing(out)
     lines = [] if check is None else _first_lines(check)
-    bundle = Bundle.load(model)
+    bundle, sheet = Bundle.load(model), find_bundle(model) / README
     write, translations = formats[format]
     with atomic_folder(out) as temporary:
         warnings = write(bundle, temporary)
+        if sheet.is_file():
+            write_file(temporary / README, sheet.read_bytes())
         if lines:  # before the folder has its name: an export that translates otherwise is not kept
             shares = parity.parity(_translations(bundle), translations(temporary), lines, _limits(bundle, lines))
             for beam, share in shares.items():

@@ -14,11 +14,11 @@ from nmt.data.sources import read_chunks
 from nmt.decoding.translator import Translator
 from nmt.diagnosis.findings import Finding, broken, ok, skipped, suspicious
 from nmt.errors import DataError, NmtError
+from nmt.evaluation.faults import NGRAM, length_ratio, repeated_share
 from nmt.text.lines import clean, open_text, read_lines
 from nmt.text.tokenizer import Tokenizer
 
 LINES = 100  # looked at, the first ones
-_NGRAM = 4
 _MOST_REPEATING, _MOST_COPIED, _MOST_SAME, _MOST_LOST = 0.05, 0.1, 0.1, 0.05  # shares that are not suspicious
 _MOSTLY = 0.5  # a share that is broken
 _RATIO_OF_REFERENCE, _RATIO_OF_SOURCE = (0.8, 1.25), (0.4, 2.5)
@@ -93,8 +93,8 @@ def translate(bundle: Bundle, sources: Sequence[str], references: Sequence[str])
 
 def repetition(text: Text) -> Finding:
     """Few translations have four pieces in a row twice, or hardly more than the references, or sources."""
-    share, usual = _repeating(text.hypothesis_ids), _repeating(text.reference_ids or text.src_ids)
-    found = f"{share:.0%} of the translations have {_NGRAM} pieces in a row twice, {usual:.0%} of the "
+    share, usual = repeated_share(text.hypothesis_ids), repeated_share(text.reference_ids or text.src_ids)
+    found = f"{share:.0%} of the translations have {NGRAM} pieces in a row twice, {usual:.0%} of the "
     found += "references" if text.references else "sources"
     if share > _MOST_REPEATING + usual:
         return suspicious(
@@ -107,12 +107,9 @@ def repetition(text: Text) -> Finding:
 
 
 def length(text: Text) -> Finding:
-    """Translations are about as long as references, or not wildly off the source.
-
-    Against references in characters: rare words, which a model avoids, have more pieces.
-    """
+    """Translations are about as long as references, or not wildly off the source."""
     if text.references:
-        ratio = sum(map(len, text.hypotheses)) / max(1, sum(map(len, text.references)))
+        ratio = length_ratio(text.hypotheses, text.references)
         (least, most), found = _RATIO_OF_REFERENCE, f"translations have {ratio:.2f} characters a character of reference"
     else:
         ratio = sum(map(len, text.hypothesis_ids)) / max(1, sum(map(len, text.src_ids)))
@@ -198,9 +195,3 @@ def tokenizer(tokens: Tokenizer, sources: Sequence[str], references: Sequence[st
 def _letters(text: str) -> str:
     """What every normalisation leaves: no spaces, no case, one form of each character."""
     return "".join(unicodedata.normalize("NFKC", text.replace("▁", " ")).casefold().split())
-
-
-def _repeating(all_ids: Sequence[Sequence[int]]) -> float:
-    """The share of those in which an n-gram comes again."""
-    ngrams = [[tuple(ids[i : i + _NGRAM]) for i in range(len(ids) - _NGRAM + 1)] for ids in all_ids]
-    return sum(len(set(each)) < len(each) for each in ngrams) / max(1, len(ngrams))

@@ -8,6 +8,7 @@ from typing import Any
 from nmt.errors import StorageError
 
 MANIFEST = "manifest.json"
+README = "README.md"
 FORMAT_VERSION = 1
 _MAX_MANIFEST_BYTES = 1 << 20
 
@@ -19,8 +20,9 @@ def file_sha256(path: Path) -> str:
 
 
 def manifest_of(folder: Path) -> bytes:
-    """The manifest of all files below `folder` (itself excepted), as JSON bytes."""
-    files = sorted(p for p in folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+    """The manifest of all files below `folder`, as JSON bytes, without itself and README.md, which may be edited."""
+    unlisted = (folder / MANIFEST, folder / README)
+    files = sorted(p for p in folder.rglob("*") if p.is_file() and p not in unlisted)
     entries = {p.relative_to(folder).as_posix(): {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in files}
     return _encode(entries)
 
@@ -28,7 +30,7 @@ def manifest_of(folder: Path) -> bytes:
 def damage(folder: Path, *, hashes: bool = True) -> str | None:
     """What is wrong with a folder by its manifest, or None if it is whole.
 
-    Every file must be listed, a README.md that somebody added excepted. Nothing but regular files inside the folder is
+    Every file must be listed, README.md excepted. Nothing but regular files inside the folder is
     opened; a link to one counts as one, since its bytes must be those listed (caches of models are made of links). With
     `hashes=False` only names and sizes are compared, which does not read the files. Raises: StorageError (not ours to
     read, which is no damage).
@@ -62,7 +64,7 @@ def _problem(folder: Path, hashes: bool) -> str | None:
         if hashes and file_sha256(path) != entry["sha256"]:
             return f"{name} was changed: its sha256 is not the manifest's"
     for name in found:
-        if name not in (*entries, MANIFEST, "README.md"):
+        if name not in (*entries, MANIFEST, README):
             return f"{name} is not in its manifest"
     if content != _encode(entries):  # so that no change of the manifest itself passes, not even of white space
         return f"{MANIFEST} was changed: nmt would write it otherwise"

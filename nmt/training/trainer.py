@@ -24,8 +24,8 @@ from nmt.data.batching import BatchStream, Ids, Position, widest_batch
 from nmt.data.prepare import Prepared
 from nmt.errors import BundleError, ConfigError, Interrupted
 from nmt.model.memory import is_out_of_memory
-from nmt.storage.atomic import atomic_folder
-from nmt.storage.manifest import damage
+from nmt.storage.atomic import atomic_folder, write_file
+from nmt.storage.manifest import README, damage
 from nmt.text.subwords import SubwordSampling
 from nmt.text.tokenizer import Tokenizer
 from nmt.training.checkpoint import CheckpointWriter, Snapshot, average, prune, restore
@@ -41,6 +41,7 @@ from nmt.training.progress import TrainingLog
 from nmt.training.resume import adopt, new_state
 from nmt.training.retention import final_candidates, kept
 from nmt.training.sharding import gather_weights, is_sharded, on_device, refuse_unequal_shares, sharded_copy, whole_of
+from nmt.training.sheet import model_sheet
 from nmt.training.validation import oriented, validate
 
 MAX_SILENCE_MINUTES = 0.5  # then a line is written between two of log_every
@@ -404,6 +405,8 @@ class Trainer:
         if self.ranks.first:
             with atomic_folder(self.run / "bundle") as temporary:
                 self.bundle.write_into(temporary)
+                sheet = model_sheet(self.bundle, self.prepared, self.config, self.state, scores, origin)
+                write_file(temporary / README, sheet.encode("utf-8", errors="replace"))
         self._record("final", {**scores, "from": origin})
         return self.run / "bundle"
 
@@ -469,7 +472,7 @@ class Trainer:
             position,
             equal_sources=training.equal_source_lengths is True,
             sampling=self.sampling,
-            weights=[source.weight for source in self.config.data.train],
+            weights=[source.weight for source in self.config.data.corpora],
         )
         return Prefetch(stream, per_update, self.ranks.share(per_update), self.device)
 

@@ -10,6 +10,7 @@ from nmt.data.batching import once_each
 from nmt.data.prepare import Prepared
 from nmt.decoding.translator import Translator
 from nmt.errors import ConfigError
+from nmt.evaluation.faults import length_ratio, repeated_share
 from nmt.evaluation.metrics import score
 from nmt.training.distributed import Ranks
 from nmt.training.interrupt import StopRequest
@@ -26,7 +27,8 @@ def validate(
     """Scores of the model as it stands, which is left in training mode. The ranks share the work.
 
     Returns: `loss` (nats a token, without smoothing, over pairs that pass the length rules), `bleu` and `chrf` (over
-    the first `max_sentences` pairs, no length rule); None if a signal came to any rank.
+    the first `max_sentences` pairs, no length rule), of these translations `length_ratio` and `repeated` (see
+    `nmt.evaluation.faults`); None if a signal came to any rank.
     """
     limit = config.validation.max_sentences or len(prepared.valid_src)
     loss, num_tokens, translations = 0.0, 0.0, list[str]()
@@ -45,8 +47,15 @@ def validate(
     hypotheses = [""] * len(prepared.valid_src[:limit])
     for rank, of_rank in enumerate(ranks.collect(translations)):
         hypotheses[rank :: ranks.world] = of_rank
-    bleu, chrf = _scores(hypotheses, [prepared.valid_tgt[:limit]], config)
-    return {"loss": loss / num_tokens, "bleu": bleu, "chrf": chrf}
+    references = prepared.valid_tgt[:limit]
+    bleu, chrf = _scores(hypotheses, [references], config)
+    return {
+        "loss": loss / num_tokens,
+        "bleu": bleu,
+        "chrf": chrf,
+        "length_ratio": length_ratio(hypotheses, references),
+        "repeated": repeated_share(bundle.tokenizer.encode_tgt(hypotheses)),
+    }
 
 
 def oriented(scores: dict[str, float], metric: str) -> float:

@@ -5,12 +5,15 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 import test_cli
 import tiny
+from nmt.bundle import Bundle
 from nmt.config import DecodingConfig
 from nmt.interop.ctranslate2 import _arguments
 from nmt.interop.defaults import lost_defaults
+from nmt.storage.manifest import damage
 from test_cli import Nmt, refused
 
 run = test_cli.run
@@ -36,13 +39,32 @@ def test_refusals(run: Nmt, tmp_path: Path) -> None:
     out = tmp_path / "out"
     refused(run("model", "import", MARIAN, "--format", "fairseq", "--out", out), 2, "marian-hf can")
     refused(run("model", "import", tmp_path / "none", "--format", "marian-hf", "--out", out), 5, "none")
-    refused(run("model", "export", bundle, "--format", "onnx", "--out", out), 2, "marian-hf and ctranslate2 can")
+    refused(run("model", "export", bundle, "--format", "onnx", "--out", out), 2, "marian-hf, ctranslate2, nmt-fp16 can")
     refused(run("model", "export", bundle, "--format", "marian-hf", "--out", out), 2, "pre")
     refused(run("model", "export", bundle, "--format", "marian-hf", "--out", bundle), 2, "exists")
     torn = shutil.copytree(MARIAN, tmp_path / "torn")
     (torn / "model.safetensors").write_bytes((MARIAN / "model.safetensors").read_bytes()[:-9])
     refused(run("model", "import", torn, "--format", "marian-hf", "--out", out), 5, "model.safetensors")
     assert not out.exists()
+
+
+def test_half_precision(run: Nmt, tmp_path: Path) -> None:
+    bundle = tiny.random_bundle()
+    model, out, text = tiny.save(bundle, tmp_path / "bundle"), tmp_path / "half", tmp_path / "text"
+    (model / "README.md").write_text("A sheet.")
+    text.write_text("the dog\na cat sees the man\n")
+    code, said, _ = run("model", "export", model, "--format", "nmt-fp16", "--out", out, "--check", text)
+    assert code == 0 and said.count("100.0% of 2 lines translated alike") == 2
+    whole, half = ((folder / "model.safetensors").stat().st_size for folder in (model, out))
+    assert half < 0.6 * whole and damage(out) is None and (out / "README.md").read_text() == "A sheet."
+    pairs = zip(bundle.model.parameters(), Bundle.load(out).model.parameters(), strict=True)
+    assert all(torch.equal(theirs, ours.half().float()) for ours, theirs in pairs)
+    with torch.no_grad():
+        bundle.model.decoder_norm.weight.fill_(1e5)
+    large = tiny.save(bundle, tmp_path / "large")
+    command = ("model", "export", large, "--format", "nmt-fp16", "--out", tmp_path / "none")
+    refused(run(*command), 5, "decoder_norm.weight go beyond 65,504")
+    assert not (tmp_path / "none").exists()
 
 
 def test_ctranslate2_is_told_of_all_decode_defaults() -> None:

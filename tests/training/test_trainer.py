@@ -109,7 +109,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, score_of: Callable[[Trainer], floa
 
     def scores(*_: object) -> dict[str, float]:
         value = score_of(at_work[0])
-        return {"loss": -value, "bleu": value, "chrf": value}
+        return {"loss": -value, "bleu": value, "chrf": value, "length_ratio": 1.0, "repeated": 0.0}
 
     monkeypatch.setattr(Trainer, "fit", fit_noted)
     monkeypatch.setattr(trainer, "validate", scores)
