@@ -78,7 +78,7 @@ bench-help: setup      # the time of nmt --help
 ROWS = all
 SEEDS = 1,2
 UPDATES = 600
-bench-attention: setup # every attention mechanism, two seeds each, resumable: an hour; ROWS=rope,shaw SEEDS=1 pick some
+bench-attention: setup # every attention mechanism, two seeds each, resumable: 70 minutes; ROWS=rope,shaw SEEDS=1 pick some
 	$(BIN)/python tests/bench/attention.py --rows $(ROWS) --seeds $(SEEDS) --updates $(UPDATES)
 
 gpu-check: setup       # on a GPU, 8 minutes: tests/gpu, speed against the GEMM peak, kernels that ran, a model's BLEU
