@@ -5,7 +5,9 @@ As a library: `from nmt import Translator; Translator("runs/toy").translate(["Th
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.8.0"
+from nmt.version import VERSION
+
+__version__ = VERSION
 __all__ = ["Bundle", "Translator", "__version__"]
 
 if TYPE_CHECKING:

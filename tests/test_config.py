@@ -370,7 +370,7 @@ def reparse(config: Config) -> Config:
 
 @settings(max_examples=100, deadline=None)
 @given(
-    directory=st.text(st.characters(codec="utf-8"), max_size=20),
+    directory=st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20),
     rate=st.floats(0.0, 10.0, exclude_min=True),
     minutes=st.none() | st.floats(0.01, 1e6),
     seed=st.integers(0, 2**31 - 1),

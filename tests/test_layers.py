@@ -18,11 +18,11 @@ FLOORS = [
     {"diagnosis"},
     {"training"},
     {"decoding", "evaluation", "alignment", "interop"},
-    {"bundle"},
+    {"bundle", "pictures"},
     {"model"},
     {"data"},
     {"text"},
-    {"storage", "pictures", "config", "config_mistakes", "errors"},
+    {"storage", "config", "config_mistakes", "errors", "version"},
 ]
 FLOOR = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
 GROUND = len(FLOORS) - 1

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator, Mapping
 
-import nmt
 from nmt.bundle import Bundle
 from nmt.config import Config, Source
 from nmt.data.prepare import SIDES, Prepared
 from nmt.evaluation.faults import NGRAM
 from nmt.training.checkpoint import TrainState
+from nmt.version import VERSION
 
 
 def model_sheet(
@@ -23,7 +23,7 @@ def model_sheet(
     lines = [
         f"# {told.src_lang} → {told.tgt_lang}",
         "",
-        f"Translates {told.src_lang} to {told.tgt_lang}. Made by nmt {nmt.__version__}, which uses it:",
+        f"Translates {told.src_lang} to {told.tgt_lang}. Made by nmt {VERSION}, which uses it:",
         "",
         "    nmt translate -m FOLDER < source.txt",
         "",
