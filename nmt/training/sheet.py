@@ -60,8 +60,7 @@ def _data(prepared: Prepared, config: Config) -> Iterator[str]:
     for number, source in enumerate(data.corpora):
         # The cache of the same text may have been made for another number of corpora.
         pairs = f"{sizes[number]:,}" if len(sizes) == len(data.corpora) else "not counted"
-        licence = source.licence or "not stated"
-        yield f"| {_cell(_name(source))} | {pairs} | {source.weight:g} | {_cell(licence)} |"
+        yield f"| {_name(source)} | {pairs} | {source.weight:g} | {_licence(source)} |"
     if config.training.init_from is not None:
         yield ""
         yield f"Training began from the model {config.training.init_from}, whose data and licences count as well."
@@ -70,17 +69,22 @@ def _data(prepared: Prepared, config: Config) -> Iterator[str]:
         yield f"{split}: " + ", ".join(f"{number:,} {rule}" for rule, number in counts.items()) + "."
     if data.valid is not None:
         yield ""
-        yield f"valid is {_name(data.valid)}, licence: {data.valid.licence or 'not stated'}."
+        yield f"valid is of {_name(data.valid)}, licence {_licence(data.valid)}."
 
 
 def _name(source: Source) -> str:
     """As the recipe names it, without the folder it lay in."""
     files = source.prefix or source.tsv or source.jsonl or source.parquet or source.hf or f"{source.src} + {source.tgt}"
-    return f"{files}, {source.selection}" if source.selection else files
+    return _in_a_row(f"{files}, {source.selection}" if source.selection else files)
 
 
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
+def _licence(source: Source) -> str:
+    return _in_a_row(source.licence) or "not stated"
+
+
+def _in_a_row(text: str) -> str:
+    """What a cell of a table can hold."""
+    return " ".join(text.split()).replace("|", "\\|")
 
 
 def _training(bundle: Bundle, config: Config, state: TrainState, origin: str) -> Iterator[str]:
@@ -112,7 +116,7 @@ def _faults(bundle: Bundle, prepared: Prepared, scores: Mapping[str, float]) -> 
     )
     yield f"- No source it learnt from had more than {told.max_length:,} pieces; what is longer is translated in parts."
     if told.one_sentence_share is not None:
-        yield f"- {told.one_sentence_share:.0%} of its source lines were one sentence: of more it may leave some out."
+        yield f"- {told.one_sentence_share:.0%} of its source lines were one sentence each."
     for side, (unknown, pieces) in prepared.train.unknown.items():
         if unknown:
             yield f"- {unknown / pieces:.2%} of the pieces of its {SIDES[side]} text were unknown to its tokenizer."

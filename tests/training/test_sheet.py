@@ -14,7 +14,7 @@ from nmt.training import run
 
 def test_the_sheet_tells_what_the_model_is_and_may_be_edited(tmp_path: Path) -> None:
     made = tiny.write(tmp_path, training={"max_updates": 4})
-    source = {"prefix": "train", "licence": "CC BY | 4.0"}
+    source = {"prefix": "train", "licence": "CC BY |\n4.0"}
     domains = {"train_domain": "train.domain", "domain_weights": {"a": 2.0}}
     (tmp_path / "train.domain").write_text("".join("a\n" if number % 4 else "b\n" for number in range(200)))
     config = made.config.replace(data={"train": [source], **domains})
