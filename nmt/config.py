@@ -166,6 +166,8 @@ class DataConfig(Section):
     def _domains_of_one_source(self) -> Self:
         if (self.train_domain is None) != (not self.domain_weights):
             raise ValueError("train_domain = FILE goes with domain_weights = { DOMAIN = WEIGHT }")
+        if any(not domain or domain != domain.strip() for domain in self.domain_weights):
+            raise ValueError("a domain of domain_weights has no name, or spaces around it")
         if self.train_domain is not None and len(self.train) != 1:
             raise ValueError("train_domain is of one source; several of train have a weight = … of their own each")
         return self

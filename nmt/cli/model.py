@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from nmt.bundle import Bundle
     from nmt.interop.parity import Translate
 
+_MAX_SHEET_BYTES = 1 << 20
+
 app = typer.Typer(help="Trained models.", no_args_is_help=True, rich_markup_mode=None, context_settings=HELP_OPTIONS)
 
 
@@ -207,7 +209,8 @@ def export(
     write, translations = formats[format]
     with atomic_folder(out) as temporary:
         warnings = write(bundle, temporary)
-        if sheet.is_file():
+        # The one file that no checksum covers: a link may lead to anything.
+        if sheet.is_file() and not sheet.is_symlink() and sheet.stat().st_size <= _MAX_SHEET_BYTES:
             write_file(temporary / README, sheet.read_bytes())
         if lines:  # before the folder has its name: an export that translates otherwise is not kept
             shares = parity.parity(_translations(bundle), translations(temporary), lines, _limits(bundle, lines))

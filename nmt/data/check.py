@@ -130,6 +130,7 @@ def check(
     report = Report((config.src_lang, config.tgt_lang))
     corpus = _Corpus(config, report, progress)
     src, tgt = sample_of(corpus.first_reading(), seed)
+    corpus.refuse_domains()
     if not report.pairs:
         report.refusals.append("there is no pair of lines at all")
         return report
@@ -181,6 +182,16 @@ class _Corpus:
                         yield src, tgt
             done += count
             self._report.sources.append((describe(source, self._config), count))
+
+    def refuse_domains(self) -> None:
+        """What training would refuse of the file of domains."""
+        if self._config.train_domain is None or self._uneven:
+            return
+        try:
+            for _ in read_chunks(self._config.corpora[-1], self._config):
+                pass
+        except DataError as error:
+            self._report.refusals.append(str(error))
 
     def chunks(self, doing: str) -> Iterator[Chunk]:
         """Read everything again."""

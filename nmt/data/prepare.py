@@ -101,6 +101,7 @@ def prepare(
         sample_lines=0 if data.filters else sample_lines,
         src_lang=data.src_lang,
     )
+    _refuse_no_domain(data, train)
     _warn_of_odd_pairs(train, say)
     keep, train_dropped = train.keep.copy(), train.dropped
     if data.filters:
@@ -131,9 +132,7 @@ def prepare(
     _refuse_unknown("valid", valid_cache, say)
     train_cache = build("train", data.corpora, keep, train.content_hash, ends)
     _refuse_unknown("train", train_cache, say)
-    for source, pairs in zip(data.corpora, train_cache.source_sizes, strict=False):
-        if source.selection:
-            say(f"train: {pairs:,} pairs of {source.selection}, weight {source.weight:g}")
+    _tell_domains(data, train_cache, say)
     if text_out is not None:
         _write_text(text_out, config, keep, tokenizer)
     counts = {
@@ -184,6 +183,18 @@ def _scan(
         hold_hashes=config.data.valid is not None,
     )
     return found, ends
+
+
+def _refuse_no_domain(data: DataConfig, train: Scan) -> None:
+    """Raises: DataError."""
+    if data.train_domain is not None and not len(train.keep):
+        raise DataError(f"No pair is left: data.domain_weights is 0 for every domain of {data.train_domain}.")
+
+
+def _tell_domains(data: DataConfig, train: TokenCache, say: Say) -> None:
+    for source, pairs in zip(data.corpora, train.source_sizes, strict=False):
+        if source.selection:
+            say(f"train: {pairs:,} pairs of {source.selection}, weight {source.weight:g}")
 
 
 def _warn_of_odd_pairs(train: Scan, say: Say) -> None:

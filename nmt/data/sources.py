@@ -54,7 +54,7 @@ def _of_domains(source: OfDomains, config: DataConfig, say: Say) -> Iterator[Chu
     with _open(path) as stream:
         lines = read_lines(stream)
         for src, tgt in read_chunks(whole, config, say if source.others else lambda text: None):
-            domains = [clean(line) for line in itertools.islice(lines, len(src))]
+            domains = [clean(line).strip() for line in itertools.islice(lines, len(src))]
             pairs += len(src)
             if len(domains) < len(src):
                 raise _unlike(path, pairs - len(src) + len(domains), whole, config)
@@ -64,9 +64,9 @@ def _of_domains(source: OfDomains, config: DataConfig, say: Say) -> Iterator[Chu
         if more := sum(1 for _ in lines):
             raise _unlike(path, pairs + more, whole, config)
     if missing := wanted - found:
-        known = _shown(", ".join(sorted(found)), 300)
+        known = _shown(", ".join(map(repr, sorted(found))), 300)
         raise DataError(
-            f"{path} has no line {min(missing)!r}, to which data.domain_weights gives one. It has: {known}."
+            f"{path} has no line {min(missing)!r}, a domain of data.domain_weights. It has: {known}. Mend one of them."
         )
 
 

@@ -19,7 +19,9 @@ def export_half(bundle: Bundle, folder: Path) -> list[str]:
     weights = weights_of(bundle.model)
     for name, tensor in weights.items():
         if tensor.abs().max() > most:
-            raise BundleError(f"The weights {name} go beyond {most:,.0f}, the largest number of fp16.")
+            raise BundleError(
+                f"Weights {name} go beyond {most:,.0f}, the most that fp16 has: leave this model in fp32."
+            )
     bundle.write_into(folder, {name: tensor.half() for name, tensor in weights.items()})
     write_file(folder / MANIFEST, manifest_of(folder))  # so that it can be opened before it has its name
     return []

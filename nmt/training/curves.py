@@ -15,6 +15,7 @@ from nmt.training.progress import LOG
 PANELS = {"bleu": "validation BLEU", "loss": "validation loss, nats a token"}  # from above
 _WIDTH_IN, _PANEL_IN = 7.0, 2.8
 _MAX_NAME_CHARS = 60
+_MOST = 1e9  # of what is drawn: numbers beyond are no measurements, and no axis can hold them
 
 
 class Validation(NamedTuple):
@@ -46,14 +47,17 @@ def read_curve(run: Path) -> Curve:
 
 
 def _validation(line: str) -> Validation | None:
-    """None for other lines, one torn by a kill while it was written among them."""
+    """None for other lines, one torn by a kill while it was written among them, and for what is no time."""
     try:
         values = json.loads(line)
         if values["kind"] != "valid":
             return None
         minutes, bleu, loss = (float(values[name]) for name in ("minutes", "bleu", "loss"))
+        if not 0 <= minutes <= _MOST:
+            return None
+        bleu, loss = (value if abs(value) <= _MOST else math.nan for value in (bleu, loss))
         return Validation(int(values["update"]), minutes, bleu, loss, bool(values["best"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
 
 

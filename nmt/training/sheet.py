@@ -1,6 +1,8 @@
 """The sheet of a model: what it was made of and how good it is, for those who are given the bundle alone."""
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from nmt.bundle import Bundle
 from nmt.config import Config, Source
@@ -63,7 +65,8 @@ def _data(prepared: Prepared, config: Config) -> Iterator[str]:
         yield f"| {_name(source)} | {pairs} | {source.weight:g} | {_licence(source)} |"
     if config.training.init_from is not None:
         yield ""
-        yield f"Training began from the model {config.training.init_from}, whose data and licences count as well."
+        start = _in_a_row(_without_folder(str(config.training.init_from)))
+        yield f"Training began from the model {start}, whose data and licences count as well."
     for split, counts in prepared.counts.items():
         yield ""
         yield f"{split}: " + ", ".join(f"{number:,} {rule}" for rule, number in counts.items()) + "."
@@ -74,8 +77,14 @@ def _data(prepared: Prepared, config: Config) -> Iterator[str]:
 
 def _name(source: Source) -> str:
     """As the recipe names it, without the folder it lay in."""
-    files = source.prefix or source.tsv or source.jsonl or source.parquet or source.hf or f"{source.src} + {source.tgt}"
+    whole = source.prefix or source.tsv or source.jsonl or source.parquet or source.hf
+    files = " + ".join(map(_without_folder, [whole] if whole else [source.src or "", source.tgt or ""]))
     return _in_a_row(f"{files}, {source.selection}" if source.selection else files)
+
+
+def _without_folder(path: str) -> str:
+    """A relative path, or the name at the end of another."""
+    return Path(path).name if Path(path).is_absolute() else path
 
 
 def _licence(source: Source) -> str:
@@ -83,8 +92,8 @@ def _licence(source: Source) -> str:
 
 
 def _in_a_row(text: str) -> str:
-    """What a cell of a table can hold."""
-    return " ".join(text.split()).replace("|", "\\|")
+    """What a cell of a table can hold, without markup."""
+    return re.sub(r"([\\`|<\[])", r"\\\1", " ".join(text.split()))
 
 
 def _training(bundle: Bundle, config: Config, state: TrainState, origin: str) -> Iterator[str]:

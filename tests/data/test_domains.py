@@ -9,6 +9,7 @@ import pytest
 
 from nmt.config import Config, parse_config
 from nmt.data.batching import BatchStream
+from nmt.data.check import check
 from nmt.data.prepare import prepare
 from nmt.data.sources import read_chunks
 from nmt.errors import ConfigError, DataError, NmtError
@@ -77,7 +78,7 @@ def test_the_weight_of_the_source_counts_too(corpus: Path) -> None:
 @pytest.mark.parametrize(
     ("domains", "weights", "message"),
     [
-        (DOMAINS, {"hlep": 2.0}, r"train\.domain has no line 'hlep'.* It has: bible, help, php\."),
+        (DOMAINS, {"hlep": 2.0}, r"train\.domain has no line 'hlep'.* It has: 'bible', 'help', 'php'\."),
         (DOMAINS, {"hlep": 0.0}, "has no line 'hlep'"),
         (DOMAINS[1:], WEIGHTS, r"has 119 lines but .*train\.en \+ .*train\.de has 120 pairs"),
         ([*DOMAINS, "php"], WEIGHTS, "has 121 lines but .* has 120 pairs"),
@@ -94,6 +95,7 @@ def test_what_cannot_be(corpus: Path) -> None:
         ({"domain_weights": {}}, "goes with domain_weights"),
         ({"train_domain": None}, "train_domain = FILE goes with"),
         ({"train": ["train", "valid"]}, "train_domain is of one source"),
+        ({"domain_weights": {" help": 1.0}}, "has no name, or spaces around it"),
     ):
         with pytest.raises(ConfigError, match=message):
             recipe(corpus, WEIGHTS, **data)
@@ -104,3 +106,15 @@ def test_what_cannot_be(corpus: Path) -> None:
             lambda text: None,
             text_out=corpus / "train",
         )
+
+
+def test_no_domain_is_left(corpus: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.domain_weights is 0 for every domain"):
+        prepare(recipe(corpus, dict.fromkeys(DOMAINS, 0.0)), corpus / "cache", lambda text: None)
+
+
+def test_the_check_of_the_corpus_says_what_training_would_refuse(corpus: Path) -> None:
+    assert check(recipe(corpus, WEIGHTS).data).refusals == []
+    write_domains(corpus, DOMAINS[1:])
+    (refusal,) = check(recipe(corpus, WEIGHTS).data).refusals
+    assert "has 119 lines" in refusal

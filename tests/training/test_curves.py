@@ -59,6 +59,21 @@ def test_a_run_that_ran_away_and_a_short_one(tmp_path: Path) -> None:
     assert plot_curves([curve], tmp_path / "a.png") == []
 
 
+@pytest.mark.parametrize(
+    "line", ['"update": Infinity', f'"minutes": {"9" * 401}', '"minutes": -1e308', '"minutes": 1e308', "[" * 100_000]
+)
+def test_a_line_that_is_no_measurement_is_left_out(line: str, tmp_path: Path) -> None:
+    run = write_run(tmp_path / "run", *RISING)
+    good = (run / "log.jsonl").read_text().splitlines()[1]
+    (run / "log.jsonl").write_text(f"{good}\n{good[:-1]}, {line}}}\n")
+    assert len(read_curve(run).validations) == 1
+
+
+def test_a_value_that_no_axis_holds_is_a_gap(tmp_path: Path) -> None:
+    curve = read_curve(write_run(tmp_path / "run", *RISING, (400, 5.0, 1e308, -1e308, True)))
+    assert plot_curves([curve], tmp_path / "a.png") == []
+
+
 def test_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"There is no .*log\.jsonl"):
         read_curve(tmp_path)
