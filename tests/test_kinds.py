@@ -83,7 +83,7 @@ def test_forced_scores_are_the_search_s_own(figure: Figure) -> None:
     figure("kinds_forced_scores", f"{worst:.0e}", "fp32 <= 1e-4", 0 < worst <= 1e-4)
 
 
-@pytest.mark.parametrize("name", ["bahdanau", "all at once", "relative"])
+@pytest.mark.parametrize("name", ["bahdanau", "all at once", pytest.param("relative", marks=pytest.mark.slow)])
 def test_resume_is_exact(name: str, corpus: tiny.Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "_tensorboard", lambda *_: None)
     model = {**tiny.SHAPE, "dropout": 0.1, "attention_dropout": 0.1, **KINDS[name]}

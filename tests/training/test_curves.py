@@ -27,7 +27,7 @@ def test_a_curve_is_what_the_log_says(tmp_path: Path) -> None:
     assert [tuple(each) for each in curve.validations] == [*RISING]
 
 
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
+@pytest.mark.parametrize("suffix", ["svg", *(pytest.param(each, marks=pytest.mark.slow) for each in ("png", "pdf"))])
 def test_two_runs_are_drawn_over_one_another_and_again_alike(suffix: str, tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, *RISING) for name in ("_one", "$x_2$ ℊ")]
     pictures = [tmp_path / f"{name}.{suffix}" for name in "ab"]

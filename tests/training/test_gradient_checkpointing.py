@@ -119,6 +119,7 @@ def peak_bytes(trainer: Trainer) -> int:
     return peak.most
 
 
+@pytest.mark.slow
 def test_memory_is_saved(tmp_path: Path, figure: Callable[..., None]) -> None:
     shape = {**DEEP, "num_encoder_layers": 6, "num_decoder_layers": 6, "d_model": 64, "d_ff": 256}
     corpus = tiny.write(tmp_path / "corpus", pairs=300, model=shape, training={"tokens_per_batch": 1000})

@@ -180,6 +180,7 @@ def outcome(folder: Any) -> tuple[bytes, Any]:
     return (folder / "bundle" / "model.safetensors").read_bytes(), replace(state, minutes=0.0)
 
 
+@pytest.mark.slow  # the faults' R1 stops runs that read ahead, too
 def test_a_run_that_reads_ahead_and_is_stopped_ends_the_same(
     corpus: Tiny, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, figure: Figure
 ) -> None:
