@@ -147,20 +147,14 @@ class DataConfig(Section):
         """What training reads, with a weight for each: the sources of `train`, or the domains of the only one."""
         if self.train_domain is None:
             return self.train
-        (source,) = self.train
-        known = list(self.domain_weights)
-        weighed: list[tuple[list[str], bool, float]] = [
-            ([domain], False, weight) for domain, weight in self.domain_weights.items() if weight
-        ]
-        return [
-            OfDomains.model_construct(
-                **{**dict(source), "weight": source.weight * weight},
-                file=self.train_domain,
-                domains=domains,
-                others=others,
-            )
-            for domains, others, weight in [*weighed, (known, True, 1.0)]
-        ]
+        (source,), file = self.train, self.train_domain
+
+        def part(domains: list[str], weight: float, *, others: bool = False) -> OfDomains:
+            keys = {**dict(source), "weight": source.weight * weight}
+            return OfDomains.model_construct(**keys, file=file, domains=domains, others=others)
+
+        parts = [part([domain], weight) for domain, weight in self.domain_weights.items() if weight]
+        return [*parts, part(list(self.domain_weights), 1.0, others=True)]
 
     @model_validator(mode="after")
     def _domains_of_one_source(self) -> Self:
@@ -407,11 +401,6 @@ class DecodingConfig(Section):
     top_p: float = Field(default=1.0, gt=0.0, le=1.0)
     seed: int = Field(default=1, ge=0, le=2**31 - 1)
     tag: str = ""  # a user symbol of the model's, as "<lo>", put before every source text
-
-    @property
-    def selection(self) -> str:
-        """Which of its pairs are meant; empty if all are."""
-        return ""
 
     @field_validator("tag")
     @classmethod

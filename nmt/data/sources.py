@@ -35,6 +35,10 @@ def read_chunks(source: Source, config: DataConfig, say: Say = lambda text: None
     """
     if isinstance(source, OfDomains):
         return _of_domains(source, config, say)
+    return _read_whole(source, config, say)
+
+
+def _read_whole(source: Source, config: DataConfig, say: Say = lambda text: None) -> Iterator[Chunk]:
     if source.hf is not None:
         return _read_dataset(source, config)
     if source.tsv is not None:
@@ -49,20 +53,19 @@ def read_chunks(source: Source, config: DataConfig, say: Say = lambda text: None
 def _of_domains(source: OfDomains, config: DataConfig, say: Say) -> Iterator[Chunk]:
     """The pairs whose line in the file of domains says so; mended lines are told once, though all are read for each."""
     path = Path(config.dir) / source.file
-    whole = Source.model_construct(**{name: getattr(source, name) for name in Source.model_fields})
     wanted, found, pairs = set(source.domains), set[str](), 0
     with _open(path) as stream:
         lines = read_lines(stream)
-        for src, tgt in read_chunks(whole, config, say if source.others else lambda text: None):
+        for src, tgt in _read_whole(source, config, say if source.others else lambda text: None):
             domains = [clean(line).strip() for line in itertools.islice(lines, len(src))]
             pairs += len(src)
             if len(domains) < len(src):
-                raise _unlike(path, pairs - len(src) + len(domains), whole, config)
+                raise _unlike(path, pairs - len(src) + len(domains), source, config)
             found.update(domains)
             taken = [place for place, domain in enumerate(domains) if (domain in wanted) != source.others]
             yield [src[place] for place in taken], [tgt[place] for place in taken]
         if more := sum(1 for _ in lines):
-            raise _unlike(path, pairs + more, whole, config)
+            raise _unlike(path, pairs + more, source, config)
     if missing := wanted - found:
         known = _shown(", ".join(map(repr, sorted(found))), 300)
         raise DataError(
@@ -71,7 +74,7 @@ def _of_domains(source: OfDomains, config: DataConfig, say: Say) -> Iterator[Chu
 
 
 def _unlike(path: Path, lines: int, source: Source, config: DataConfig) -> DataError:
-    pairs = sum(len(src) for src, _ in read_chunks(source, config))
+    pairs = sum(len(src) for src, _ in _read_whole(source, config))
     return DataError(
         f"{path} has {lines:,} lines but {describe(source, config)} has {pairs:,} pairs: line k must be the domain of "
         f"pair k."
