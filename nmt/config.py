@@ -65,11 +65,6 @@ class Source(Section):
     tag: str = ""  # a user symbol, as "<lo>", that is put before every source text
     licence: str = ""  # for the model's sheet
 
-    @property
-    def selection(self) -> str:
-        """Which of its pairs are meant; empty if all are."""
-        return ""
-
     @field_validator("tag")
     @classmethod
     def _is_symbol(cls, tag: str) -> str:
@@ -105,19 +100,6 @@ class Source(Section):
         return self
 
 
-class OfDomains(Source):
-    """The pairs of a source to which a file, line by line, gives one of these domains; or none of them, if `others`."""
-
-    file: str
-    domains: list[str]
-    others: bool = False
-
-    @property
-    def selection(self) -> str:
-        """The domain, in words."""
-        return "other domains" if self.others else ", ".join(self.domains)
-
-
 Filter = Literal[
     "encoding", "mojibake", "identical", "too long", "ratio", "script", "swapped", "language", "misaligned",
     "unrelated", "numbers", "placeholders", "markup", "garbage",
@@ -141,20 +123,6 @@ class DataConfig(Section):
     max_length_ratio: float = Field(default=4.0, ge=1.0, le=1000.0)  # longer side / shorter side, in pieces
     remove_duplicates: bool = True  # a pair seen before is dropped
     filters: list[Filter] = Field(default_factory=list)  # rules of `nmt data check` by which training pairs are dropped
-
-    @property
-    def corpora(self) -> list[Source]:
-        """What training reads, with a weight for each: the sources of `train`, or the domains of the only one."""
-        if self.train_domain is None:
-            return self.train
-        (source,), file = self.train, self.train_domain
-
-        def part(domains: list[str], weight: float, *, others: bool = False) -> OfDomains:
-            keys = {**dict(source), "weight": source.weight * weight}
-            return OfDomains.model_construct(**keys, file=file, domains=domains, others=others)
-
-        parts = [part([domain], weight) for domain, weight in self.domain_weights.items() if weight]
-        return [*parts, part(list(self.domain_weights), 1.0, others=True)]
 
     @model_validator(mode="after")
     def _domains_of_one_source(self) -> Self:

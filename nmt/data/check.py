@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from nmt.config import DataConfig, Source
 from nmt.data.clean import first_of_equals, occur_in
+from nmt.data.domains import corpora_of
 from nmt.data.judge import Judged, digests_of, judge_all, language_of, learn_corpus, portions, sample_of
 from nmt.data.rules import RULES
 from nmt.data.shifts import UNSHIFTED, ShiftFinder, Stretch
@@ -188,7 +189,7 @@ class _Corpus:
         if self._config.train_domain is None or self._uneven:
             return
         try:
-            for _ in read_chunks(self._config.corpora[-1], self._config):
+            for _ in read_chunks(corpora_of(self._config)[-1], self._config):
                 pass
         except DataError as error:
             self._report.refusals.append(str(error))

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from nmt.config import Config, DataConfig, Source
 from nmt.data.cache import FORMAT_VERSION, TokenCache, build_cache, is_whole, key_of
 from nmt.data.clean import Scan, length_rules, occur_in, scan
+from nmt.data.domains import corpora_of, selection_of
 from nmt.data.filters import filtered
 from nmt.data.sources import Chunk, Say, describe, read_chunks, refuse_to_overwrite
 from nmt.data.tokenizers import check_tags, given_tokenizer, trained_tokenizer
@@ -86,6 +87,7 @@ def prepare(
     Raises: DataError, ConfigError, StorageError.
     """
     data, threads = config.data, threads or os.cpu_count() or 1
+    corpora = corpora_of(data)
     if text_out is not None:
         _text_paths(text_out, data)
     cache.mkdir(parents=True, exist_ok=True)
@@ -95,7 +97,7 @@ def prepare(
     sample_lines = config.tokenizer.train_lines if tokenizer is None else 0
     train, ends = _scan(
         config,
-        data.corpora,
+        corpora,
         say,
         remove_duplicates=data.remove_duplicates,
         sample_lines=0 if data.filters else sample_lines,
@@ -106,12 +108,12 @@ def prepare(
     keep, train_dropped = train.keep.copy(), train.dropped
     if data.filters:
         say(f"filtering by {', '.join(data.filters)}")
-        keep, by_filter = filtered(lambda: _untagged(config, data.corpora), data, keep, threads)
+        keep, by_filter = filtered(lambda: _untagged(config, corpora), data, keep, threads)
         train_dropped = train_dropped + by_filter
         if sample_lines:
-            train.sample(_untagged(config, data.corpora), keep, sample_lines, config.training.seed)
+            train.sample(_untagged(config, corpora), keep, sample_lines, config.training.seed)
     if data.valid is None:
-        valid_sources, valid_ends = data.corpora, ends
+        valid_sources, valid_ends = corpora, ends
         valid_keep = _hold_out(keep, data.valid_size, config.training.seed)
         valid_dropped = Counter[str]()
         keep &= ~valid_keep
@@ -130,7 +132,7 @@ def prepare(
     build = _CacheBuilder(config, tokenizer, cache, say, threads)
     valid_cache = build("valid", valid_sources, valid_keep, key_of(valid_src, valid_tgt), valid_ends)
     _refuse_unknown("valid", valid_cache, say)
-    train_cache = build("train", data.corpora, keep, train.content_hash, ends)
+    train_cache = build("train", corpora, keep, train.content_hash, ends)
     _refuse_unknown("train", train_cache, say)
     _tell_domains(data, train_cache, say)
     if text_out is not None:
@@ -192,9 +194,9 @@ def _refuse_no_domain(data: DataConfig, train: Scan) -> None:
 
 
 def _tell_domains(data: DataConfig, train: TokenCache, say: Say) -> None:
-    for source, pairs in zip(data.corpora, train.source_sizes, strict=False):
-        if source.selection:
-            say(f"train: {pairs:,} pairs of {source.selection}, weight {source.weight:g}")
+    for source, pairs in zip(corpora_of(data), train.source_sizes, strict=False):
+        if selection := selection_of(source):
+            say(f"train: {pairs:,} pairs of {selection}, weight {source.weight:g}")
 
 
 def _warn_of_odd_pairs(train: Scan, say: Say) -> None:
@@ -258,7 +260,7 @@ def _write_text(prefix: Path, config: Config, keep: NDArray[np.bool_], tokenizer
     prefix.parent.mkdir(parents=True, exist_ok=True)
     src_path, tgt_path = _text_paths(prefix, data)
     with atomic_stream(src_path) as src_file, atomic_stream(tgt_path) as tgt_file:
-        for source in data.corpora:
+        for source in corpora_of(data):
             for src_lines, tgt_lines in read_chunks(source, data):
                 kept = np.flatnonzero(keep[position : position + len(src_lines)]).tolist()
                 position += len(src_lines)
@@ -318,7 +320,7 @@ class _CacheBuilder:
             "format": FORMAT_VERSION,
         }
         # What earlier versions did not have is named where it is used alone: their caches are found again.
-        if any(source.weight != 1 or source.selection for source in sources):
+        if any(source.weight != 1 or selection_of(source) for source in sources):
             key["ends"] = ends
         if any(source.tag for source in sources):
             key["tags"] = [[source.tag, end] for source, end in zip(sources, ends, strict=True)]

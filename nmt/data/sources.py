@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nmt.config import DataConfig, OfDomains, Source
+from nmt.config import DataConfig, Source
+from nmt.data.domains import OfDomains
 from nmt.data.misfit import misfit
 from nmt.errors import ConfigError, DataError
 from nmt.text.archives import existing

@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from nmt.bundle import list_checkpoints
 from nmt.config import Config
 from nmt.data.batching import ORDER
+from nmt.data.domains import corpus_weights
 from nmt.data.prepare import Prepared
 from nmt.errors import BundleError, ConfigError
 from nmt.storage.atomic import remove_stale
@@ -60,7 +61,7 @@ def new_state(config: Config, prepared: Prepared, world: int) -> TrainState:
 
 def _data_of(config: Config, prepared: Prepared) -> str:
     """A name of the training text and of how often its corpora are seen in an epoch."""
-    weights = [source.weight for source in config.data.corpora]
+    weights = corpus_weights(config.data)
     seen = f" x {weights}" if any(weight != 1 for weight in weights) else ""
     return prepared.train.folder.name + seen
 

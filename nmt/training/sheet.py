@@ -6,6 +6,7 @@ from pathlib import Path
 
 from nmt.bundle import Bundle
 from nmt.config import Config, Source
+from nmt.data.domains import corpora_of, selection_of
 from nmt.data.prepare import SIDES, Prepared
 from nmt.evaluation.faults import NGRAM
 from nmt.training.checkpoint import TrainState
@@ -58,10 +59,10 @@ def _data(prepared: Prepared, config: Config) -> Iterator[str]:
     data = config.data
     yield "| corpus | pairs | times seen in an epoch | licence |"
     yield "|---|---|---|---|"
-    sizes = prepared.train.source_sizes
-    for number, source in enumerate(data.corpora):
+    corpora, sizes = corpora_of(data), prepared.train.source_sizes
+    for number, source in enumerate(corpora):
         # The cache of the same text may have been made for another number of corpora.
-        pairs = f"{sizes[number]:,}" if len(sizes) == len(data.corpora) else "not counted"
+        pairs = f"{sizes[number]:,}" if len(sizes) == len(corpora) else "not counted"
         yield f"| {_name(source)} | {pairs} | {source.weight:g} | {_licence(source)} |"
     if config.training.init_from is not None:
         yield ""
@@ -79,7 +80,7 @@ def _name(source: Source) -> str:
     """As the recipe names it, without the folder it lay in."""
     whole = source.prefix or source.tsv or source.jsonl or source.parquet or source.hf
     files = " + ".join(map(_without_folder, [whole] if whole else [source.src or "", source.tgt or ""]))
-    return _in_a_row(f"{files}, {source.selection}" if source.selection else files)
+    return _in_a_row(", ".join(filter(None, (files, selection_of(source)))))
 
 
 def _without_folder(path: str) -> str:

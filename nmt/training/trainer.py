@@ -21,6 +21,7 @@ from torch import Tensor
 from nmt.bundle import Bundle, load_weights
 from nmt.config import Config, TrainingConfig
 from nmt.data.batching import BatchStream, Ids, Position, widest_batch
+from nmt.data.domains import corpus_weights
 from nmt.data.prepare import Prepared
 from nmt.errors import BundleError, ConfigError, Interrupted
 from nmt.model.memory import is_out_of_memory
@@ -472,7 +473,7 @@ class Trainer:
             position,
             equal_sources=training.equal_source_lengths is True,
             sampling=self.sampling,
-            weights=[source.weight for source in self.config.data.corpora],
+            weights=corpus_weights(self.config.data),
         )
         return Prefetch(stream, per_update, self.ranks.share(per_update), self.device)
 

@@ -10,6 +10,7 @@ import pytest
 from nmt.config import Config, parse_config
 from nmt.data.batching import BatchStream
 from nmt.data.check import check
+from nmt.data.domains import corpora_of
 from nmt.data.prepare import prepare
 from nmt.data.sources import read_chunks
 from nmt.errors import ConfigError, DataError, NmtError
@@ -44,7 +45,7 @@ def recipe(folder: Path, weights: dict[str, float], **data: Any) -> Config:
 
 
 def texts(config: Config) -> list[list[str]]:
-    return [[line for src, _ in read_chunks(each, config.data) for line in src] for each in config.data.corpora]
+    return [[line for src, _ in read_chunks(each, config.data) for line in src] for each in corpora_of(config.data)]
 
 
 def test_every_pair_is_of_one_domain(corpus: Path) -> None:
@@ -59,7 +60,7 @@ def test_an_epoch_sees_each_domain_by_its_weight(corpus: Path, figure: Callable[
     config, said = recipe(corpus, WEIGHTS), list[str]()
     prepared = prepare(config, corpus / "cache", said.append, threads=1)
     assert "train: 30 pairs of help, weight 3" in said and "train: 60 pairs of other domains, weight 1" in said
-    weights = [source.weight for source in config.data.corpora]
+    weights = [source.weight for source in corpora_of(config.data)]
     stream = BatchStream(prepared.train, prepared.tokenizer.special, 200, 1, weights=weights)
     seen: Counter[str] = Counter()
     for _ in range(stream.batches_in_epoch):
@@ -72,7 +73,7 @@ def test_an_epoch_sees_each_domain_by_its_weight(corpus: Path, figure: Callable[
 
 def test_the_weight_of_the_source_counts_too(corpus: Path) -> None:
     config = recipe(corpus, WEIGHTS, train={"prefix": "train", "weight": 2.0})
-    assert [source.weight for source in config.data.corpora] == [6.0, 1.0, 2.0]
+    assert [source.weight for source in corpora_of(config.data)] == [6.0, 1.0, 2.0]
 
 
 @pytest.mark.parametrize(
