@@ -28,7 +28,7 @@ from nmt.decoding.search import Hypothesis, beam_search
 from nmt.errors import ConfigError, DataError
 from nmt.model.inference import PRECISIONS, Precision, default_precision, has_fixed_rows, int8_works, prepare
 from nmt.model.kv_cache import even_width
-from nmt.model.memory import is_out_of_memory, keep_freed_pages
+from nmt.model.memory import is_out_of_memory, keep_freed_pages, keep_kernels
 from nmt.model.seq2seq import Seq2Seq
 from nmt.text.lines import clean
 
@@ -145,6 +145,7 @@ class Translator:
         chosen = cast(Precision, wanted)
         if place.type == "cpu":
             keep_freed_pages()
+            keep_kernels()
         prepare(bundle.model, chosen, has_fixed_rows(chosen, deterministic))
         return bundle
 

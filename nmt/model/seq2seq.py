@@ -111,7 +111,10 @@ class Seq2Seq(nn.Module, ABC):
     def _scaled(embedding: nn.Embedding, ids_BT: Tensor) -> Tensor:
         """Embeddings with a variance of 1 (Vaswani et al. 2017, section 3.4). Shape: (B, T, D)."""
         x_BTD: Tensor = embedding(ids_BT) * math.sqrt(embedding.embedding_dim)
-        return x_BTD
+        kind = x_BTD.device.type
+        # Under autocast to bf16 what is added to them is bf16; a wider sum would be converted twice a layer.
+        in_bf16 = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind) == torch.bfloat16
+        return x_BTD.to(torch.bfloat16) if in_bf16 else x_BTD
 
 
 def _embedding(vocab_size: int, d_model: int) -> nn.Embedding:

@@ -5,6 +5,7 @@ Shapes: B batch, S source, T target, N real target positions, C positions of a c
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.batching import Batch, Ids
@@ -12,8 +13,9 @@ from nmt.errors import DataError
 from nmt.model.seq2seq import Seq2Seq
 
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_CHUNK_LOGITS = {"cpu": 1 << 23}  # of a chunk, 32 MB; between a half and twice as many made no difference
+_CHUNK_LOGITS = {"cpu": 1 << 22}  # of a chunk, 16 MB; between a half and twice as many made little difference
 _CHUNK_LOGITS_ELSEWHERE = 1 << 27  # 512 MB in fp32
+_ROWS = 64  # chunks have a multiple of it, if they have as many: for a new number oneDNN prepares itself for 30 ms
 
 
 def label_smoothed_nll(
@@ -60,30 +62,33 @@ class _ChunkedLoss(torch.autograd.Function):
         learning = any(ctx.needs_input_grad)
         exact = torch.promote_types(states_ND.dtype, torch.float32)
         num_targets, vocab_size = len(targets_N), len(weight_VD)
-        h_ND, w_VD = states_ND.to(dtype), weight_VD.to(dtype)
+        rows = _rows_of_a_chunk(states_ND.device.type, vocab_size)
+        filling = -num_targets % min(rows, _ROWS)  # states of zeros, whose gradients nobody asks for
+        h_ND, w_VD = F.pad(states_ND.to(dtype), (0, 0, 0, filling)), weight_VD.to(dtype)
+        targets_N = F.pad(targets_N, (0, filling))
         mean_w_D, sum_h_D = weight_VD.to(exact).mean(0), states_ND.to(exact).sum(0)
         loss = -smoothing * (sum_h_D @ mean_w_D)
         bias_exact_V = None if bias_V is None else bias_V.to(exact)
         grad_b_V = None if bias_exact_V is None else torch.zeros_like(bias_exact_V)
         if bias_exact_V is not None:
             loss = loss - smoothing * num_targets * bias_exact_V.mean()
-        grad_h_ND = torch.empty_like(states_ND) if learning else None
+        grad_h_ND = torch.empty_like(h_ND, dtype=states_ND.dtype) if learning else None
         grad_w_VD = torch.zeros_like(weight_VD) if learning else None
-        rows = max(1, _CHUNK_LOGITS.get(h_ND.device.type, _CHUNK_LOGITS_ELSEWHERE) // vocab_size)
         for start in range(0, num_targets, rows):
             h_CD, target_C1 = h_ND[start : start + rows], targets_N[start : start + rows, None]
+            real = min(rows, num_targets - start)
             logits_CV = (h_CD @ w_VD.t()).to(exact)
             if bias_exact_V is not None:
                 logits_CV += bias_exact_V
             target_logit_C1, log_p_CV = logits_CV.gather(1, target_C1), logits_CV.log_softmax(1)
             del logits_CV
-            loss = loss + (smoothing * target_logit_C1 - log_p_CV.gather(1, target_C1)).sum()
+            loss = loss + (smoothing * target_logit_C1 - log_p_CV.gather(1, target_C1))[:real].sum()
             if grad_h_ND is None or grad_w_VD is None:
                 continue
             p_CV = log_p_CV.exp_()
             p_CV.scatter_add_(1, target_C1, torch.full_like(target_logit_C1, smoothing - 1))
             if grad_b_V is not None:
-                grad_b_V += p_CV.sum(0)
+                grad_b_V += p_CV[:real].sum(0)
             grad_CV = p_CV.to(dtype)
             grad_h_ND[start : start + rows] = grad_CV @ w_VD
             if dtype == grad_w_VD.dtype:
@@ -91,6 +96,7 @@ class _ChunkedLoss(torch.autograd.Function):
             else:
                 grad_w_VD += grad_CV.t() @ h_CD
         if grad_h_ND is not None and grad_w_VD is not None:
+            grad_h_ND = grad_h_ND[:num_targets]
             grad_h_ND -= smoothing * mean_w_D
             grad_w_VD -= smoothing / vocab_size * sum_h_D
             if bias_V is not None and grad_b_V is not None:
@@ -103,6 +109,11 @@ class _ChunkedLoss(torch.autograd.Function):
         grad_h_ND, grad_w_VD, grad_b_V = ctx.saved_tensors
         grad_bias_V = None if grad_b_V is None else grad_b_V * grad
         return grad_h_ND * grad, grad_w_VD * grad, None, None, None, grad_bias_V
+
+
+def _rows_of_a_chunk(device_type: str, vocab_size: int) -> int:
+    rows = max(1, _CHUNK_LOGITS.get(device_type, _CHUNK_LOGITS_ELSEWHERE) // vocab_size)
+    return rows if rows < _ROWS else rows - rows % _ROWS
 
 
 def batch_loss(model: Seq2Seq, batch: Batch, pad: int, smoothing: float, precision: str) -> Tensor:

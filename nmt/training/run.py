@@ -26,7 +26,7 @@ from nmt.decoding.translator import pick_device
 from nmt.errors import ConfigError, StorageError
 from nmt.model.build import build_model
 from nmt.model.compiled import compile_problem
-from nmt.model.memory import keep_freed_pages
+from nmt.model.memory import keep_freed_pages, keep_kernels
 from nmt.storage.atomic import replace_file
 from nmt.training.batch_size import largest_that_fits
 from nmt.training.distributed import Ranks
@@ -184,6 +184,7 @@ def _trainer(
 ) -> Trainer:
     """A trainer, at update 0 or where the checkpoint stands."""
     config = opened.config
+    keep_kernels()
     keep_freed_pages()  # from here on: what the tokenizer's training freed goes back to the system
     torch.manual_seed(config.training.seed)
     checkpoint = run / "checkpoints" / opened.checkpoint if opened.checkpoint else None

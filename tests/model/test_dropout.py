@@ -93,6 +93,19 @@ def test_other_dtypes_are_kept(dtype: torch.dtype) -> None:
     assert float(out.max()) == pytest.approx(4 / 3, rel=4e-3)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_narrow_floats_are_masked_exactly_as_by_a_product(dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    x = torch.randn(5, 33, 7).to(dtype).transpose(0, 2).requires_grad_()
+    grad = torch.randn(7, 33, 5).to(dtype)
+    out = Dropout(0.3).train()(x)
+    out.backward(grad)
+    kept, scale = out != 0, LEVELS / (LEVELS - round(0.3 * LEVELS))
+    assert 0.6 < float(kept.double().mean()) < 0.8
+    assert torch.equal(out, torch.where(kept, x * scale, 0.0))  # the scale is no rounded one
+    assert torch.equal(x.grad, torch.where(kept, grad * scale, 0.0))
+
+
 @pytest.mark.parametrize("rate", [1e-9, 0.999999, math.nextafter(1.0, 0.0)])
 def test_rates_at_the_ends_stay_finite(rate: float) -> None:
     out = Dropout(rate).train()(torch.ones(10_000))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig
 from nmt.model import attention, positions
-from nmt.model.attention import CrossAttention, SelfAttention
+from nmt.model.attention import CrossAttention, HeadNorm, SelfAttention
 from nmt.model.build import build_model
 from nmt.model.positions import LearnedPositions, Turns, rotate, t5_bucket, turns
 
@@ -187,7 +187,7 @@ def mix_up_groups(patch: pytest.MonkeyPatch) -> None:
 
 
 def norm_without_gain(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(nn.RMSNorm, "forward", lambda self, x: nn.functional.rms_norm(x, self.normalized_shape))
+    patch.setattr(HeadNorm, "forward", lambda self, x: nn.functional.rms_norm(x, self.normalized_shape))
 
 
 @pytest.mark.parametrize(

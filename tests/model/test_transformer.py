@@ -307,3 +307,28 @@ def test_tied_embeddings_share_storage_and_count_once(tied: str, tables: int) ->
     model(torch.ones(1, 2).long(), torch.ones(1, 2).long()).sum().backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
     assert torch.equal(model.tgt_embedding.weight, model.output.weight) == (tied != "none")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("norm", ["pre", "post"])
+def test_under_autocast_to_bf16_what_layers_add_to_is_bf16(norm: str) -> None:
+    config = ModelConfig(d_model=16, num_heads=2, d_ff=32, num_encoder_layers=1, num_decoder_layers=1,
+                         norm=norm, qk_norm=True, dropout=0.1)  # fmt: skip
+    torch.manual_seed(1)
+    model = Transformer(config, 11, 11).train()
+    seen = []
+    for layer in (*model.encoder, *model.decoder):
+        layer.register_forward_hook(lambda module, inputs, output: seen.append((inputs[0].dtype, output.dtype)))
+    src, tgt = torch.randint(11, (3, 5)), torch.randint(11, (3, 6))
+    for dtype, inside in ((torch.bfloat16, torch.bfloat16), (None, torch.float32)):
+        seen.clear()
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=dtype is not None):
+            states = model.states(src, tgt, None)
+        states.float().sum().backward()
+        assert states.dtype == inside
+        assert {each for pair in seen for each in pair} == {inside}
+        assert all(
+            parameter.grad.dtype == torch.float32
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        )
