@@ -34,7 +34,7 @@ def drop(x: Tensor, rate: float) -> Tensor:
 
 def _levels(count: int) -> Tensor:
     """So many numbers, uniform on [-2^15, 2^15): int16. Seeded from torch's default generator."""
-    seed = int(torch.empty((), dtype=torch.int64).random_())
+    seed = int(torch.empty((), dtype=torch.int64).random_().numpy())  # int(tensor) would count as reading a device
     words = np.random.SFC64(seed).random_raw((count + 3) // 4)
     return torch.from_numpy(words.view(np.int16))[:count]
 

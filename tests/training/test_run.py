@@ -199,9 +199,14 @@ def test_dry_run(corpus: Tiny, tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path / "run") == [] and not (tmp_path / "run" / "bundle").exists()
 
 
-def test_auto_precision_is_resolved(corpus: Tiny, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("has_unit", "precision"), [(False, "fp32"), (True, "bf16")])
+def test_auto_precision_is_resolved(
+    has_unit: bool, precision: str, corpus: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for unit in ("_is_amx_tile_supported", "_is_avx512_bf16_supported"):
+        monkeypatch.setattr(torch.cpu, unit, lambda: has_unit, raising=False)
     fit(corpus, tmp_path, training={"precision": "auto", "max_updates": 1})
-    assert 'precision = "fp32"' in (tmp_path / "config.toml").read_text()
+    assert f'precision = "{precision}"' in (tmp_path / "config.toml").read_text()
     fit(corpus, tmp_path, training={"precision": "auto", "max_updates": 2})  # no contradiction with itself
 
 
