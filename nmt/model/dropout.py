@@ -27,8 +27,8 @@ def drop(x: Tensor, rate: float) -> Tensor:
     scale, least = _LEVELS / (_LEVELS - dropped_levels), dropped_levels - _LEVELS // 2
     levels = _levels(x.numel()).view(x.shape)
     if x.element_size() == levels.element_size():
-        halved: Tensor = _Masked.apply(x, levels.ge_(least).neg_(), scale)  # type: ignore[no-untyped-call]
-        return halved
+        masked: Tensor = _Masked.apply(x, levels.ge_(least).neg_(), scale)  # type: ignore[no-untyped-call]
+        return masked
     return x * (levels >= least).to(x.dtype).mul_(scale)
 
 

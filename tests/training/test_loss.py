@@ -85,6 +85,15 @@ def test_logits_of_any_size_stay_finite() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_chunks_have_few_sizes_and_little_memory() -> None:
+    for vocab_size in (2, 4000, 10_000, 60_000):
+        rows = loss_module._rows_of_a_chunk("cpu", vocab_size)
+        assert rows % loss_module._ROWS == 0 < rows
+        assert rows * vocab_size <= loss_module._CHUNK_LOGITS["cpu"]
+    assert loss_module._rows_of_a_chunk("cpu", 1_000_000) == 4  # a vocabulary of this size keeps the limit
+    assert loss_module._rows_of_a_chunk("cpu", 1 << 30) == 1
+
+
 def test_nothing_is_kept_where_no_gradient_is_wanted() -> None:
     states, weight, targets = case(2)
     with torch.inference_mode():
